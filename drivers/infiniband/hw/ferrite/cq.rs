@@ -74,11 +74,14 @@ use kernel::{
         RBTree,
         RBTreeNode, //
     },
-    sync::atomic::{
-        Acquire,
-        Atomic,
-        Full,
-        Relaxed, //
+    sync::{
+        atomic::{
+            Acquire,
+            Atomic,
+            Full,
+            Relaxed, //
+        },
+        barrier::smp_mb, //
     },
 };
 
@@ -684,7 +687,8 @@ impl FerriteCq {
     }
 
     /// Asks for an event for what comes from now on. Returns true where that is wanted and there
-    /// are completions that the caller has not polled: no event comes for those.
+    /// are completions that the caller has not polled: no event comes for those, nor for what a device that
+    /// failed leaves to be flushed.
     pub(crate) fn request_notification(cq: &Cq<Ferrite>, notify: Notify) -> Result<bool> {
         let queue = cq.memory.kernel().ok_or(EINVAL)?;
         let mut polling = queue.polling.lock();
@@ -698,7 +702,18 @@ impl FerriteCq {
             solicited: notify.solicited,
         };
         cq.device().hw.doorbells.completion(doorbell);
-        Ok(notify.report_missed && seen != polling.reader.consumer)
+        if !notify.report_missed {
+            return Ok(false);
+        }
+        // A consumer that polled before the device was stopped, and was still at it when all were told of that,
+        // takes no notice: a poll that is under way is not begun again. It has marked its end before it came here,
+        // and who tells looks at that mark after the device is known to be stopped: one of both sees the other.
+        smp_mb();
+        let flushes = || {
+            let mut qps = polling.qps.values();
+            cq.device().hw.is_stopped() && qps.any(|qp| FerriteQp::has_to_flush(qp, cq.number()))
+        };
+        Ok(seen != polling.reader.consumer || flushes())
     }
 }
 

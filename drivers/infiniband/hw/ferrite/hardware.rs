@@ -71,9 +71,13 @@ use crate::{
         MrRef,
         QpEvent,
         QpRef,
+        QpType,
         SrqRef, //
     },
-    recovery::Recovery,
+    recovery::{
+        Consumers,
+        Recovery, //
+    },
     requests::{
         Class,
         Outcome,
@@ -223,6 +227,8 @@ pub(crate) struct Hardware {
     low_latency: Atomic<u32>,
     /// The [`Cause::number`] for which it was given up, zero before.
     cause: Atomic<u32>,
+    /// Whether management packets are refused from now on, see [`Self::refuse_management`].
+    management_over: Atomic<u32>,
     /// Who has to make it work again.
     recovery: Arc<Recovery>,
     /// Of what is printed in interrupts, as often as the device likes: changes of the link.
@@ -284,6 +290,7 @@ impl Hardware {
             link_up: Atomic::new(0),
             low_latency: Atomic::new(0),
             cause: Atomic::new(0),
+            management_over: Atomic::new(0),
             recovery: recovery.clone(),
             link_prints <- RateLimit::new(),
             stray_prints <- RateLimit::new(),
@@ -581,6 +588,36 @@ impl Hardware {
             }
             next = self.qps.next_index(index + 1);
         }
+    }
+
+    /// What consumers in the kernel do with the queue pairs that they have.
+    pub(crate) fn consumers(&self) -> Consumers {
+        let mut consumers = Consumers::default();
+        let mut next = self.qps.next_index(0);
+        while let Some(index) = next {
+            let of_the_core = |qp: &QpRef<Ferrite>| qp.qp_type() == Some(QpType::Gsi);
+            let qp = self.qps.get(index);
+            if let Some(qp) = qp.filter(|qp| !qp.is_user() && !of_the_core(qp)) {
+                consumers.add(qp.state());
+            }
+            next = self.qps.next_index(index + 1);
+        }
+        consumers
+    }
+
+    /// Has management packets refused that are posted to a device that failed. Until then they are taken and
+    /// flushed, which the core takes for sent: it tries again when the answer does not come, for more than a
+    /// minute, and who disconnects waits for as long. One that is refused when it is tried again ends that.
+    ///
+    /// Not while somebody may post the first one of a connection: where that is refused the core does not tell
+    /// its user that the connection has ended, and there are users that wait for it.
+    pub(crate) fn refuse_management(&self) {
+        self.management_over.store(1, Relaxed);
+    }
+
+    /// Whether they are.
+    pub(crate) fn refuses_management(&self) -> bool {
+        self.management_over.load(Relaxed) != 0
     }
 
     /// Makes sure that a device that failed leaves host memory alone, if there is a way; else what it was

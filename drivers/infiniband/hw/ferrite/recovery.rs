@@ -50,7 +50,10 @@ use crate::{
     },
     lent::Reach,
     pci::Life,
-    rdma::DeviceName,
+    rdma::{
+        DeviceName,
+        QpState, //
+    },
     vector_map::{
         self,
         Layout, //
@@ -102,6 +105,15 @@ const PATIENCE: u32 = 20_000;
 /// After so many milliseconds it is said that users take their time to let go.
 const LONG_PARTING: u64 = 5_000;
 
+/// For how many milliseconds at most those are waited for who are letting go of their queue pairs when a life is to
+/// end, and how often it is looked whether they have.
+const LETTING_GO: u64 = 10_000;
+const LETTING_GO_POLL: Delta = Delta::from_millis(100);
+
+/// Who disconnects has said so to the peer so many milliseconds later. It is less than the core waits for the answer
+/// before it tries again (4.6 s).
+const DISCONNECTED: u64 = 4_000;
+
 /// Every so many milliseconds a device that works is asked whether it does ([`Hardware::check_health`]).
 const HEALTH: u32 = 10_000;
 
@@ -121,6 +133,68 @@ enum Step {
     GiveUp(&'static str),
     /// Nothing.
     Nothing,
+}
+
+/// What consumers in the kernel do with the queue pairs of a device that failed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Consumers {
+    /// Somebody has brought one to its end, and not destroyed it yet.
+    leaving: bool,
+    /// Somebody has one that he uses, as far as he knows.
+    using: bool,
+}
+
+impl Consumers {
+    /// Counts one queue pair in.
+    pub(crate) fn add(&mut self, state: QpState) {
+        match state {
+            QpState::Err => self.leaving = true,
+            QpState::Reset => {}
+            _ => self.using = true,
+        }
+    }
+}
+
+/// Whether to wait for those who let go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wait {
+    /// No longer.
+    Over,
+    Longer,
+    /// And nobody has to say anything to peers any more ([`Hardware::refuse_management`]).
+    WithoutManagement,
+}
+
+/// The time that those who let go of a device are given.
+struct Farewell {
+    began: u64,
+    /// Since when nobody uses a queue pair.
+    unused: Option<u64>,
+}
+
+impl Farewell {
+    const fn new(now: u64) -> Self {
+        Self {
+            began: now,
+            unused: None,
+        }
+    }
+
+    /// What to do at a time at which consumers do that.
+    fn look(&mut self, now: u64, consumers: Consumers) -> Wait {
+        // Those that use what they have wait for being told, which happens when the device is taken from them.
+        if !consumers.leaving || now - self.began >= LETTING_GO {
+            return Wait::Over;
+        }
+        if consumers.using {
+            self.unused = None;
+            return Wait::Longer;
+        }
+        match now - *self.unused.get_or_insert(now) {
+            DISCONNECTED.. => Wait::WithoutManagement,
+            _ => Wait::Longer,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -852,9 +926,32 @@ impl Recovery {
         }
     }
 
+    /// Waits for consumers in the kernel that are letting go of a device that failed, for a while. Who has done
+    /// so when the device is taken away looks for it again; of the others, some delete what they made of it (disks of
+    /// NVMe), and some tell their own users that there is no network (mounts of NFS in a container). Sleeps.
+    fn see_off(&self, hw: &Hardware) {
+        let mut farewell = Farewell::new(self.now());
+        loop {
+            match farewell.look(self.now(), hw.consumers()) {
+                Wait::Over => return,
+                Wait::Longer => {}
+                Wait::WithoutManagement => hw.refuse_management(),
+            }
+            // Who takes the driver away takes the device from all of them.
+            if self.exchange.lock().closed {
+                return;
+            }
+            fsleep(LETTING_GO_POLL);
+        }
+    }
+
     /// Ends the life of a device that failed or is to have another layout, and begins one, unless nothing stopped
     /// it and nobody `asked` for that. Sleeps.
     fn attempt(self: &Arc<Self>, asked: bool) -> (Outcome, Result) {
+        // Without the lock: its life does not end meanwhile, that is done here, or after this was waited for.
+        if let Some(hw) = self.hardware().filter(|hw| hw.is_dead()) {
+            self.see_off(&hw);
+        }
         let mut lives = self.lives.lock();
         let lives = &mut *lives;
         if let Some(life) = lives.life.take() {
@@ -1704,6 +1801,50 @@ mod tests {
         exchange.begins(4);
         assert_eq!(exchange.standing().recovered, 1);
         assert_eq!(exchange.standing(), HEALTHY);
+    }
+
+    fn consumers(states: &[QpState]) -> Consumers {
+        let mut consumers = Consumers::default();
+        for state in states {
+            consumers.add(*state);
+        }
+        consumers
+    }
+
+    #[test]
+    fn who_lets_go_is_waited_for_and_nobody_else() {
+        let nobody = consumers(&[]);
+        let idle = consumers(&[QpState::Rts, QpState::Reset]);
+        let leaving = consumers(&[QpState::Reset, QpState::Err]);
+        let mut farewell = Farewell::new(500);
+        assert_eq!(farewell.look(500, nobody), Wait::Over);
+        assert_eq!(farewell.look(500, idle), Wait::Over);
+        assert_eq!(farewell.look(500, leaving), Wait::Longer);
+        assert_eq!(farewell.look(600, nobody), Wait::Over);
+        // Not for ever.
+        assert_ne!(farewell.look(500 + LETTING_GO - 1, leaving), Wait::Over);
+        assert_eq!(farewell.look(500 + LETTING_GO, leaving), Wait::Over);
+    }
+
+    #[test]
+    fn peers_are_told_nothing_more_when_all_who_disconnect_have_said_so() {
+        let leaving = consumers(&[QpState::Err]);
+        let some = consumers(&[QpState::Err, QpState::Rts]);
+        let mut farewell = Farewell::new(0);
+        assert_eq!(farewell.look(0, some), Wait::Longer);
+        // The last one has only now begun.
+        assert_eq!(farewell.look(1000, leaving), Wait::Longer);
+        assert_eq!(
+            farewell.look(1000 + DISCONNECTED - 1, leaving),
+            Wait::Longer
+        );
+        assert_eq!(
+            farewell.look(1000 + DISCONNECTED, leaving),
+            Wait::WithoutManagement
+        );
+        // Another one comes by.
+        assert_eq!(farewell.look(1001 + DISCONNECTED, some), Wait::Longer);
+        assert_eq!(farewell.look(1002 + DISCONNECTED, leaving), Wait::Longer);
     }
 
     #[test]

@@ -34,6 +34,7 @@ use crate::{
         Device,
         Qp,
         QpState,
+        QpType,
         RecvList,
         SendList,
         SendWr,
@@ -248,6 +249,9 @@ impl FerriteQp {
             return Err(EINVAL);
         }
         let hw = &qp.device().hw;
+        if hw.refuses_management() && qp.qp_type() == Some(QpType::Gsi) {
+            return Err(EIO);
+        }
         let mut sq = rings.sq.lock();
         let before = sq.producer;
         let mut result = Ok(());
@@ -413,6 +417,15 @@ impl FerriteQp {
         let mut wc = Wc::new(qp, id, opcode);
         wc.status = WcStatus::WorkRequestFlushed;
         Some(wc)
+    }
+
+    /// Whether there is something for [`Self::flush_one`].
+    pub(crate) fn has_to_flush(qp: &Qp<Ferrite>, cqn: u32) -> bool {
+        let Some((sends, receives)) = qp.outstanding() else {
+            return false;
+        };
+        sends > 0 && qp.send_cq().is_some_and(|cq| cq.number() == cqn)
+            || receives > 0 && qp.recv_cq().is_some_and(|cq| cq.number() == cqn)
     }
 }
 
