@@ -111,6 +111,7 @@ use crate::{
         UserRegion,
         Xrcd, //
     },
+    shares::Holder,
     srq::FerriteSrq,
     tpt::Tags,
     ucontext,
@@ -175,13 +176,14 @@ impl Ferrite {
             paging_memory: PagingMemory::new(memory::total())?,
             handlers: Handlers::start(hw, interrupts, identity.features & caps.features)?,
             tags: Tags::new(caps::tags(&caps))?,
-            // Protection domains are numbers only; the device sets no bound.
+            // Protection domains are numbers only; the device sets no bound. As many as the device needs, and no
+            // more: what the core keeps for each is charged to nobody.
             pds: Numbers::new(1..caps.qp_count.max(1 << 16))?,
             cqns: Numbers::new(caps::cqns(&caps))?,
             // The core lists queue pairs by number, and forgets one only after it was destroyed here.
             qpns: Numbers::with_reserve(caps::qpns(&caps))?,
             srqns: Numbers::new(caps::srqns(&caps))?,
-            xrcds: Numbers::new(1..caps.max_xrcd.max(1))?,
+            xrcds: Numbers::for_users(1..caps.max_xrcd.max(1))?,
             gsi: Numbers::new(GSI_QPN..GSI_QPN + 1)?,
             doorbell_pages: DoorbellPages::new(layout.user_pages(PAGE_SIZE as u64))?,
             memory: DeviceMemory::new(layout.memory())?,
@@ -227,6 +229,11 @@ impl FerritePd {
     /// Its number in the device.
     pub(crate) fn number(&self) -> u32 {
         self.number.get()
+    }
+
+    /// Whose what is made in it now is.
+    pub(crate) fn holder(&self) -> Holder {
+        Holder::of(self.regions.is_some())
     }
 }
 
@@ -409,7 +416,7 @@ impl rdma::PdOps for Ferrite {
         new: New<'a, kind::Pd, Self>,
         udata: Option<&Udata<'_, Self>>,
     ) -> Result<&'a Pd<Self>> {
-        let number = dev.pds.take()?;
+        let number = dev.pds.take(Holder::of(udata.is_some()))?;
         let response = abi::UverbsPdResponse {
             pdn: number.get(),
             reserved: 0,
@@ -760,7 +767,7 @@ impl rdma::XrcOps for Ferrite {
         if let Some(udata) = udata {
             udata.expect_empty()?;
         }
-        let number = dev.xrcds.take()?;
+        let number = dev.xrcds.take(Holder::of(udata.is_some()))?;
         new.init(Ok::<_, Error>(FerriteXrcd { number }))
     }
 

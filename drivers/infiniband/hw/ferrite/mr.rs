@@ -514,7 +514,7 @@ impl FerriteMr {
         // Before anything is pinned.
         device_access(region.access, pd.device().features())?;
         let state = UserState {
-            memory: Arc::new(pin_region(pd.device(), region)?, GFP_KERNEL)?,
+            memory: Arc::new(pin_region(pd.device(), region)?, GFP_KERNEL_ACCOUNT)?,
             pd: pd.number(),
             access: region.access,
             iova: region.iova,
@@ -530,7 +530,10 @@ impl FerriteMr {
     ) -> Result<&'a Mr<Ferrite>> {
         device_access(region.access, pd.device().features())?;
         let state = UserState {
-            memory: Arc::new(UserMemory::pin_dmabuf(pd.device(), region)?, GFP_KERNEL)?,
+            memory: Arc::new(
+                UserMemory::pin_dmabuf(pd.device(), region)?,
+                GFP_KERNEL_ACCOUNT,
+            )?,
             pd: pd.number(),
             access: region.access,
             iova: region.iova,
@@ -545,11 +548,11 @@ impl FerriteMr {
         state: UserState,
     ) -> Result<&'a Mr<Ferrite>> {
         let dev = pd.device();
-        let taken = dev.tags.take()?;
+        let taken = dev.tags.take(pd.holder())?;
         let tag = taken.get();
         let command = state.command(tag.0, 0, dev.features())?;
         // First, so that it goes last where something fails: the device is told of the memory below.
-        let state = Arc::pin_init(new_mutex!(state, "ferrite_mr"), GFP_KERNEL)?;
+        let state = Arc::pin_init(new_mutex!(state, "ferrite_mr"), GFP_KERNEL_ACCOUNT)?;
         let object = tpt::make(dev, &command, tag)?;
         let named = match &pd.regions {
             Some(regions) => Some(regions.add(tag.0, state.clone())?),
@@ -577,7 +580,7 @@ impl FerriteMr {
             return Err(errno::eopnotsupp());
         }
         let access = region_rights(region.access, dev.features())?;
-        let taken = dev.tags.take()?;
+        let taken = dev.tags.take(pd.holder())?;
         let tag = taken.get();
         let memory = OnDemand::new(dev, pd.number(), tag.0, region)?;
         let buffer = memory.buffer()?;
@@ -622,7 +625,7 @@ impl FerriteMr {
         let dev = pd.device();
         let access = device_access(region.access, dev.features())?;
         let piece = dm.piece().clone();
-        let taken = dev.tags.take()?;
+        let taken = dev.tags.take(pd.holder())?;
         let tag = taken.get();
         let object = tpt::make(
             dev,
@@ -664,7 +667,7 @@ impl FerriteMr {
         let memory = match &change.memory {
             Some(region) => {
                 let memory = pin_region(dev, &UserRegion { access, ..*region })?;
-                Some(Arc::new(memory, GFP_KERNEL)?)
+                Some(Arc::new(memory, GFP_KERNEL_ACCOUNT)?)
             }
             None => {
                 before.memory.check_access(access)?;
@@ -733,7 +736,7 @@ impl FerriteMr {
         memory: RegionMemory,
     ) -> Result<&'a Mr<Ferrite>> {
         let dev = pd.device();
-        let taken = dev.tags.take()?;
+        let taken = dev.tags.take(pd.holder())?;
         let tag = taken.get();
         let object = tpt::make(
             dev,

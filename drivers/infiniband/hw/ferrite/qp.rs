@@ -56,6 +56,7 @@ use crate::{
         QpValues,
         Udata, //
     },
+    shares::Holder,
     srq::FerriteSrq,
     wqe::SendTerms,
 };
@@ -176,8 +177,8 @@ impl FerriteQp {
             cap.max_recv_sge = 0;
         }
         let number = match service {
-            Service::Gsi => dev.gsi.take()?,
-            _ => dev.qpns.take()?,
+            Service::Gsi => dev.gsi.take(Holder::KERNEL)?,
+            _ => dev.qpns.take(Holder::of(udata.is_some()))?,
         };
         let qpn = number.get();
 
