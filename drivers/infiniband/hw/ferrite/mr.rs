@@ -810,10 +810,9 @@ impl FerriteMr {
         })
     }
 
-    /// Tells details of a region to whoever lists them: not what would make its key known, which the core shows to
-    /// administrators alone.
+    /// Tells details of a region to whoever lists them: nothing of its key, which the core shows to administrators
+    /// alone. With its index only 256 keys would be left to try.
     pub(crate) fn describe(mr: &Mr<Ferrite>, details: &mut Details<'_>) -> Result {
-        details.hex(c"index", Tag(mr.lkey()).index())?;
         if let Some(making) = mr.object.as_ref().map(DeviceObject::making) {
             let (word, errno) = registration(making);
             if let Some(word) = word {
