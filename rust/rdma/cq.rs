@@ -25,7 +25,7 @@ pub trait CqOps: Driver {
     type Cq: Send + Sync;
 
     /// Makes a completion queue for the kernel; for a process too, where the driver has no
-    /// [`super::UserOps::create_user_cq`]: then the core polls it for the process.
+    /// [`super::UserCqOps::create_user_cq`]: then the core polls it for the process.
     fn create_cq<'a>(
         dev: &Device<Self>,
         new: New<'a, kind::Cq, Self>,

@@ -15,7 +15,8 @@ use kernel::prelude::*;
 ///
 /// | trait | offers | by |
 /// |---|---|---|
-/// | [`UserOps`] | processes: contexts, their queues, mappings, methods | [`Ops::with_user`] |
+/// | [`UserOps`] | processes: contexts, mappings, methods | [`Ops::with_user`] |
+/// | [`UserCqOps`] | completion queues that processes poll themselves | [`Ops::with_user_cqs`] |
 /// | [`QueryContextOps`] | what processes ask about their context | [`Ops::with_context_query`] |
 /// | [`AhOps`] | address handles: datagrams, the communication manager | [`Ops::with_ah`] |
 /// | [`GidOps`] | a GID table that the device keeps: RoCE | [`Ops::with_gids`] |

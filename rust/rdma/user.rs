@@ -36,17 +36,19 @@ pub trait UserOps: PdOps + CqOps {
 
     /// A process closed the device. Its mappings are removed before the data is dropped.
     fn dealloc_ucontext(_ctx: &Ucontext<Self>) {}
+}
 
-    /// Makes a completion queue that a process polls itself. Without this the core polls those of
-    /// processes for them, with [`CqOps::poll_cq`], and has them made by [`CqOps::create_cq`].
+/// Completion queues that processes poll themselves. Without this the core polls those of processes for them, with
+/// [`CqOps::poll_cq`], and has them made by [`CqOps::create_cq`].
+#[vtable]
+pub trait UserCqOps: UserOps {
+    /// Makes one.
     fn create_user_cq<'a>(
-        _dev: &Device<Self>,
-        _new: New<'a, kind::Cq, Self>,
-        _attr: &CqInitAttr,
-        _udata: &Udata<'_, Self>,
-    ) -> Result<&'a Cq<Self>> {
-        build_error!(VTABLE_DEFAULT_ERROR)
-    }
+        dev: &Device<Self>,
+        new: New<'a, kind::Cq, Self>,
+        attr: &CqInitAttr,
+        udata: &Udata<'_, Self>,
+    ) -> Result<&'a Cq<Self>>;
 
     /// Gives a completion queue of a process another buffer, and tells by [`Cq::set_entries`] how
     /// many entries it has. The process may do that several times at once.
@@ -65,9 +67,16 @@ impl<D: UserOps> Ops<D> {
         self.raw.mmap = Some(mmap);
         self.raw.mmap_free = Some(free_range);
         self.raw.disassociate_ucontext = Some(disassociate_ucontext);
-        self.raw.create_user_cq = op_if!(D::HAS_CREATE_USER_CQ, create_user_cq::<D>);
-        self.raw.resize_user_cq = op_if!(D::HAS_RESIZE_USER_CQ, resize_user_cq::<D>);
         self.raw.size_ib_ucontext = Ucontext::<D>::SIZE;
+        self
+    }
+}
+
+impl<D: UserCqOps> Ops<D> {
+    /// Lets processes poll their completion queues themselves.
+    pub const fn with_user_cqs(mut self) -> Self {
+        self.raw.create_user_cq = Some(create_user_cq::<D>);
+        self.raw.resize_user_cq = op_if!(D::HAS_RESIZE_USER_CQ, resize_user_cq::<D>);
         self
     }
 }
@@ -130,7 +139,7 @@ unsafe extern "C" fn disassociate_ucontext(_ctx: *mut bindings::ib_ucontext) {}
 ///
 /// To be called by the core through the table of a `Device<D>` for a queue that it has just
 /// allocated, with the attributes of the command; `attr` must be valid for reads.
-unsafe extern "C" fn create_user_cq<D: UserOps>(
+unsafe extern "C" fn create_user_cq<D: UserCqOps>(
     cq: *mut bindings::ib_cq,
     attr: *const bindings::ib_cq_init_attr,
     attrs: *mut bindings::uverbs_attr_bundle,
@@ -158,7 +167,7 @@ unsafe extern "C" fn create_user_cq<D: UserOps>(
 ///
 /// To be called by the core through the table of a `Device<D>` with the user's part of the
 /// command.
-unsafe extern "C" fn resize_user_cq<D: UserOps>(
+unsafe extern "C" fn resize_user_cq<D: UserCqOps>(
     cq: *mut bindings::ib_cq,
     entries: c_uint,
     udata: *mut bindings::ib_udata,

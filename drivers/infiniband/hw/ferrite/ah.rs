@@ -20,9 +20,11 @@ use crate::{
         kind,
         Ah,
         AhAttr,
+        AhOps,
         Datagram,
         New,
-        Pd, //
+        Pd,
+        Udata, //
     },
 };
 use kernel::prelude::*;
@@ -33,23 +35,6 @@ pub(crate) struct FerriteAh {
 }
 
 impl FerriteAh {
-    /// Makes an address handle. Does not sleep unless it is `sleepable`.
-    pub(crate) fn create<'a>(
-        pd: &Pd<Ferrite>,
-        new: New<'a, kind::Ah, Ferrite>,
-        attr: &AhAttr,
-        sleepable: bool,
-    ) -> Result<&'a Ah<Ferrite>> {
-        if !pd.device().has(abi::FEATURE_UD) {
-            return Err(errno::eopnotsupp());
-        }
-        let address_vector = address_vector(attr)?;
-        // Datagrams are posted without regard to what the device was told.
-        let gid_index = address_vector.source_gid_index;
-        pd.device().gids.settle(gid_index, sleepable)?;
-        new.init(Ok::<_, Error>(Self { address_vector }))
-    }
-
     /// What a work request says of where it goes, and the immediate data that it takes there.
     pub(crate) fn part(to: &Datagram<'_, Ferrite>, immediate: u32) -> Result<DatagramPart> {
         if to.remote_qpn > abi::QUEUE_NUMBER_MASK {
@@ -63,6 +48,35 @@ impl FerriteAh {
             immediate: immediate.into(),
             reserved: 0,
         })
+    }
+}
+
+impl AhOps for Ferrite {
+    type Ah = FerriteAh;
+
+    /// Makes an address handle. Does not sleep unless it is `sleepable`.
+    fn create_ah<'a>(
+        pd: &Pd<Self>,
+        new: New<'a, kind::Ah, Self>,
+        attr: &AhAttr,
+        sleepable: bool,
+        udata: Option<&Udata<'_, Self>>,
+    ) -> Result<&'a Ah<Self>> {
+        if let Some(udata) = udata {
+            udata.expect_empty()?;
+        }
+        if !pd.device().has(abi::FEATURE_UD) {
+            return Err(errno::eopnotsupp());
+        }
+        let address_vector = address_vector(attr)?;
+        // Datagrams are posted without regard to what the device was told.
+        let gid_index = address_vector.source_gid_index;
+        pd.device().gids.settle(gid_index, sleepable)?;
+        new.init(Ok::<_, Error>(FerriteAh { address_vector }))
+    }
+
+    fn destroy_ah(_ah: &Ah<Self>, _sleepable: bool) -> Result {
+        Ok(())
     }
 }
 

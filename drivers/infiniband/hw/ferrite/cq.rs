@@ -22,7 +22,10 @@ use crate::{
         SharedBinding,
         Who, //
     },
-    device::Ferrite,
+    device::{
+        told_to_kernel,
+        Ferrite, //
+    },
     dma_types::Block,
     handler::Choice,
     hardware::{
@@ -54,6 +57,8 @@ use crate::{
         Completions,
         Cq,
         CqInitAttr,
+        CqOps,
+        Details,
         Device,
         Handle,
         In,
@@ -64,7 +69,8 @@ use crate::{
         Qp,
         QpRef,
         Ucontext,
-        Udata, //
+        Udata,
+        UserCqOps, //
     },
     ring::RingMemory,
     shares::Holder, //
@@ -390,27 +396,11 @@ impl FerriteCq {
         Ok(cq)
     }
 
-    /// Makes a queue in memory of a process.
-    pub(crate) fn create_user<'a>(
+    /// Memory of a queue for the kernel.
+    fn kernel_memory(
         dev: &Device<Ferrite>,
-        new: New<'a, kind::Cq, Ferrite>,
         attr: &CqInitAttr,
-        udata: &Udata<'_, Ferrite>,
-    ) -> Result<&'a Cq<Ferrite>> {
-        if attr.flags != 0 {
-            return Err(errno::eopnotsupp());
-        }
-        let (size, extent) = checked_request(dev, udata, attr.entries)?;
-        let memory = QueueMemory::of_process(dev, udata, extent)?;
-        Self::create(dev, new, attr, size, memory, Some(udata))
-    }
-
-    /// Makes a queue for the kernel.
-    pub(crate) fn create_kernel<'a>(
-        dev: &Device<Ferrite>,
-        new: New<'a, kind::Cq, Ferrite>,
-        attr: &CqInitAttr,
-    ) -> Result<&'a Cq<Ferrite>> {
+    ) -> Result<(Size, (QueueMemory<KernelQueue>, Place))> {
         if attr.entries == 0 || attr.entries > 1 << dev.caps.cq_max_log_entries {
             return Err(EINVAL);
         }
@@ -434,7 +424,7 @@ impl FerriteCq {
                 ),
             }? Error)
         })?;
-        Self::create(dev, new, attr, size, memory, None)
+        Ok((size, memory))
     }
 
     /// Changes where its events go, or how many at a time, by `change`, which is given what they are.
@@ -463,16 +453,6 @@ impl FerriteCq {
         cq.handler.store(number_of(binding.handler), Relaxed);
         cq.follows.store(number_of(binding.follows), Relaxed);
         Ok(())
-    }
-
-    /// Sets the moderation: an event after `count` completions, or `period` microseconds.
-    pub(crate) fn moderate(cq: &Cq<Ferrite>, count: u16, period: u16) -> Result {
-        Self::rebind(cq, |binding| {
-            Self::change(cq, binding, |binding| {
-                binding.moderation_count = count;
-                binding.moderation_microseconds = period;
-            })
-        })
     }
 
     /// Moves a queue, which may be in use, to another handler or to none. An arming moves along: one
@@ -553,35 +533,6 @@ impl FerriteCq {
         }
     }
 
-    /// Gives a queue of a process another ring. Completions that were not consumed are moved to
-    /// it by the device. Returns its entries.
-    pub(crate) fn resize(cq: &Cq<Ferrite>, entries: u32, udata: &Udata<'_, Ferrite>) -> Result {
-        let dev = cq.device();
-        if !dev.has(abi::FEATURE_RESIZE_CQ) {
-            return Err(errno::eopnotsupp());
-        }
-        let (size, extent) = checked_request(dev, udata, entries)?;
-        cq.memory.resize(dev, extent, |buffer| {
-            dev.hw.make_long(&ResizeCompletionQueue {
-                cqn: cq.number(),
-                log_entries: size.log_entries,
-                record_offset: size.record_offset,
-                buffer,
-                ..ResizeCompletionQueue::zeroed()
-            })?;
-            cq.set_entries(1 << size.log_entries);
-            Ok(())
-        })
-    }
-
-    /// Ends a queue: afterwards no event finds it and its memory is left alone.
-    pub(crate) fn destroy(cq: &Cq<Ferrite>) {
-        // First: an event that the device wrote meanwhile must not reach a consumer who has given
-        // the queue up, nor may a failure of the device.
-        drop(cq.device().hw.cqs.remove(cq.number() as usize));
-        cq.object.destroy();
-    }
-
     /// Passes an event on to the consumer. Returns how many completions there were since the last one,
     /// as far as is known: one where a process consumes them. May be called from any context.
     #[inline]
@@ -641,9 +592,34 @@ impl FerriteCq {
             }
         }
     }
+}
+
+#[vtable]
+impl CqOps for Ferrite {
+    type Cq = FerriteCq;
+
+    fn create_cq<'a>(
+        dev: &Device<Self>,
+        new: New<'a, kind::Cq, Self>,
+        attr: &CqInitAttr,
+    ) -> Result<&'a Cq<Self>> {
+        let memory = FerriteCq::kernel_memory(dev, attr);
+        let created =
+            memory.and_then(|(size, memory)| FerriteCq::create(dev, new, attr, size, memory, None));
+        told_to_kernel(dev, created)
+    }
+
+    /// Ends a queue: afterwards no event finds it and its memory is left alone.
+    fn destroy_cq(cq: &Cq<Self>) -> Result {
+        // First: an event that the device wrote meanwhile must not reach a consumer who has given
+        // the queue up, nor may a failure of the device.
+        drop(cq.device().hw.cqs.remove(cq.number() as usize));
+        cq.object.destroy();
+        Ok(())
+    }
 
     /// Takes completions off the queue.
-    pub(crate) fn poll(cq: &Cq<Ferrite>, completions: &mut Completions<'_>) -> Result {
+    fn poll_cq(cq: &Cq<Self>, completions: &mut Completions<'_>) -> Result {
         let queue = cq.memory.kernel().ok_or(EINVAL)?;
         let mut polling = queue.polling.lock();
         let polling = &mut *polling;
@@ -690,7 +666,7 @@ impl FerriteCq {
     /// Asks for an event for what comes from now on. Returns true where that is wanted and there
     /// are completions that the caller has not polled: no event comes for those, nor for what a device that
     /// failed leaves to be flushed.
-    pub(crate) fn request_notification(cq: &Cq<Ferrite>, notify: Notify) -> Result<bool> {
+    fn req_notify_cq(cq: &Cq<Self>, notify: Notify) -> Result<bool> {
         let queue = cq.memory.kernel().ok_or(EINVAL)?;
         let mut polling = queue.polling.lock();
         polling.armings = polling.armings.wrapping_add(1);
@@ -715,6 +691,71 @@ impl FerriteCq {
             cq.device().hw.is_stopped() && qps.any(|qp| FerriteQp::has_to_flush(qp, cq.number()))
         };
         Ok(seen != polling.reader.consumer || flushes())
+    }
+
+    /// Sets the moderation: an event after `count` completions, or `period` microseconds.
+    fn modify_cq(cq: &Cq<Self>, count: u16, period: u16) -> Result {
+        FerriteCq::rebind(cq, |binding| {
+            FerriteCq::change(cq, binding, |binding| {
+                binding.moderation_count = count;
+                binding.moderation_microseconds = period;
+            })
+        })
+    }
+
+    fn describe_cq(cq: &Cq<Self>, details: &mut Details<'_>) -> Result {
+        details.number(c"cqn", cq.number())?;
+        let handlers = &cq.device().handlers;
+        match cq.handler() {
+            Some(handler) => {
+                details.number(c"eqn", handlers.main_queue(handler).into())?;
+                details.number(c"vector", handler.into())?;
+            }
+            None => details.text(c"vector", c"none")?,
+        }
+        match cq.consumed() {
+            Some(consumed) => details.number(c"consumed", consumed),
+            None => Ok(()),
+        }
+    }
+}
+
+#[vtable]
+impl UserCqOps for Ferrite {
+    /// Makes a queue in memory of a process.
+    fn create_user_cq<'a>(
+        dev: &Device<Self>,
+        new: New<'a, kind::Cq, Self>,
+        attr: &CqInitAttr,
+        udata: &Udata<'_, Self>,
+    ) -> Result<&'a Cq<Self>> {
+        if attr.flags != 0 {
+            return Err(errno::eopnotsupp());
+        }
+        let (size, extent) = checked_request(dev, udata, attr.entries)?;
+        let memory = QueueMemory::of_process(dev, udata, extent)?;
+        FerriteCq::create(dev, new, attr, size, memory, Some(udata))
+    }
+
+    /// Gives a queue of a process another ring. Completions that were not consumed are moved to
+    /// it by the device. Returns its entries.
+    fn resize_user_cq(cq: &Cq<Self>, entries: u32, udata: &Udata<'_, Self>) -> Result {
+        let dev = cq.device();
+        if !dev.has(abi::FEATURE_RESIZE_CQ) {
+            return Err(errno::eopnotsupp());
+        }
+        let (size, extent) = checked_request(dev, udata, entries)?;
+        cq.memory.resize(dev, extent, |buffer| {
+            dev.hw.make_long(&ResizeCompletionQueue {
+                cqn: cq.number(),
+                log_entries: size.log_entries,
+                record_offset: size.record_offset,
+                buffer,
+                ..ResizeCompletionQueue::zeroed()
+            })?;
+            cq.set_entries(1 << size.log_entries);
+            Ok(())
+        })
     }
 }
 

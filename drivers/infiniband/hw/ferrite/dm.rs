@@ -10,16 +10,21 @@ use crate::{
         errno,
         io::clear_bar, //
     },
+    mr::FerriteMr,
     rdma::{
         kind,
         Caching,
         Device,
         Dm,
         DmAllocAttr,
+        DmOps,
+        DmRegion,
         Handle,
         Method,
+        Mr,
         New,
         Out,
+        Pd,
         Ucontext,
         UcontextRef, //
     },
@@ -197,14 +202,24 @@ impl Method<Ferrite> for QueryDm {
 }
 
 impl FerriteDm {
+    /// The pages.
+    pub(crate) fn piece(&self) -> &Arc<Piece> {
+        &self.piece
+    }
+}
+
+impl DmOps for Ferrite {
+    type Dm = FerriteDm;
+    type AllocAttributes<'a> = AllocAttributes<'a>;
+
     /// Allocates device memory and lets the process map it.
-    pub(crate) fn create<'a>(
-        dev: &Device<Ferrite>,
-        context: &Ucontext<Ferrite>,
-        new: New<'a, kind::Dm, Ferrite>,
+    fn alloc_dm<'a>(
+        dev: &Device<Self>,
+        context: &Ucontext<Self>,
+        new: New<'a, kind::Dm, Self>,
         attr: &DmAllocAttr,
-        (told_offset,): AllocAttributes<'_>,
-    ) -> Result<&'a Dm<Ferrite>> {
+        (told_offset,): Self::AllocAttributes<'_>,
+    ) -> Result<&'a Dm<Self>> {
         if !dev.has(abi::FEATURE_DEVICE_MEMORY) {
             return Err(errno::eopnotsupp());
         }
@@ -224,7 +239,7 @@ impl FerriteDm {
         let told = told_offset
             .map_or(Ok(()), |told| told.write(&mapping))
             .and_then(|()| {
-                new.init(Ok::<_, Error>(Self {
+                new.init(Ok::<_, Error>(FerriteDm {
                     piece,
                     context: context.get_ref(),
                     mapping,
@@ -238,13 +253,18 @@ impl FerriteDm {
     }
 
     /// Ends a piece of device memory: it cannot be mapped any more.
-    pub(crate) fn destroy(dm: &Dm<Ferrite>) {
+    fn dealloc_dm(dm: &Dm<Self>) -> Result {
         dm.context.unmap_range(dm.mapping);
+        Ok(())
     }
 
-    /// The pages.
-    pub(crate) fn piece(&self) -> &Arc<Piece> {
-        &self.piece
+    fn reg_dm_mr<'a>(
+        pd: &Pd<Self>,
+        new: New<'a, kind::Mr, Self>,
+        dm: &Dm<Self>,
+        region: &DmRegion,
+    ) -> Result<&'a Mr<Self>> {
+        FerriteMr::register_device_memory(pd, new, dm, region)
     }
 }
 

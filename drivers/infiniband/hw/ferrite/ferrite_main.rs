@@ -38,6 +38,7 @@ mod numbers;
 mod odp;
 mod parting;
 mod pci;
+mod pd;
 mod port;
 mod priority;
 mod qp;
@@ -54,6 +55,7 @@ mod tpt;
 mod ucontext;
 mod vector_map;
 mod wqe;
+mod xrc;
 
 // As `module_pci_driver!`, for a driver that wants to know of resets.
 kernel::module_driver!(<T>, kernel_ext::pci::Adapter<T>, {

@@ -31,12 +31,15 @@ use crate::{
     rdma::{
         kind,
         Access,
+        Counts,
         Details,
         Device,
         Dm,
         DmRegion,
         DmabufRegion,
+        FastRegOps,
         Mr,
+        MrOps,
         New,
         Pd,
         RegionChange,
@@ -453,41 +456,6 @@ pub(crate) struct FerriteMr {
 }
 
 impl FerriteMr {
-    /// The region of all memory. It has no remote key: peers are not let in that way.
-    pub(crate) fn all_memory<'a>(
-        pd: &Pd<Ferrite>,
-        mut new: New<'a, kind::Mr, Ferrite>,
-        access: Access,
-    ) -> Result<&'a Mr<Ferrite>> {
-        if device_access(access, pd.device().features())? & abi::ACCESS_REMOTE != 0 {
-            return Err(errno::eopnotsupp());
-        }
-        new.set_keys(abi::TAG_ALL_MEMORY, abi::TAG_ALL_MEMORY);
-        new.init(Ok::<_, Error>(Self {
-            object: None,
-            memory: RegionMemory::All,
-            tag: None,
-        }))
-    }
-
-    /// Registers memory of a process, or makes a key for it.
-    pub(crate) fn register<'a>(
-        pd: &Pd<Ferrite>,
-        new: New<'a, kind::Mr, Ferrite>,
-        region: &UserRegion,
-        udata: Option<&Udata<'_, Ferrite>>,
-    ) -> Result<&'a Mr<Ferrite>> {
-        let wanted = match udata {
-            Some(udata) => Wanted::new(&udata.read(0)?, region, pd.device().features())?,
-            None => Wanted::Region,
-        };
-        match wanted {
-            Wanted::Region => Self::register_memory(pd, new, region),
-            Wanted::List(pieces) => Self::allocate_list(pd, new, pieces),
-            Wanted::Shared(key) => Self::register_shared(pd, new, region, key),
-        }
-    }
-
     /// Registers the pinned memory of another region of the same user context, as another region that goes on when that
     /// one ends: pages and tables are given back with the last.
     fn register_shared<'a>(
@@ -515,25 +483,6 @@ impl FerriteMr {
         device_access(region.access, pd.device().features())?;
         let state = UserState {
             memory: Arc::new(pin_region(pd.device(), region)?, GFP_KERNEL_ACCOUNT)?,
-            pd: pd.number(),
-            access: region.access,
-            iova: region.iova,
-        };
-        Self::register_state(pd, new, state)
-    }
-
-    /// Registers part of a DMA buffer.
-    pub(crate) fn register_dmabuf<'a>(
-        pd: &Pd<Ferrite>,
-        new: New<'a, kind::Mr, Ferrite>,
-        region: &DmabufRegion,
-    ) -> Result<&'a Mr<Ferrite>> {
-        device_access(region.access, pd.device().features())?;
-        let state = UserState {
-            memory: Arc::new(
-                UserMemory::pin_dmabuf(pd.device(), region)?,
-                GFP_KERNEL_ACCOUNT,
-            )?,
             pd: pd.number(),
             access: region.access,
             iova: region.iova,
@@ -648,8 +597,147 @@ impl FerriteMr {
         }))
     }
 
+    /// Makes a key under which lists of up to `pieces` pieces of other regions are registered by work
+    /// request. Nothing is pinned for it.
+    fn allocate_list<'a>(
+        pd: &Pd<Ferrite>,
+        new: New<'a, kind::Mr, Ferrite>,
+        pieces: u32,
+    ) -> Result<&'a Mr<Ferrite>> {
+        let memory = RegionMemory::Pieces { most: pieces };
+        Self::allocate_tag(pd, new, TagKind::List, pieces, memory)
+    }
+
+    /// Reserves a tag for what is registered by work request.
+    fn allocate_tag<'a>(
+        pd: &Pd<Ferrite>,
+        mut new: New<'a, kind::Mr, Ferrite>,
+        kind: TagKind,
+        most: u32,
+        memory: RegionMemory,
+    ) -> Result<&'a Mr<Ferrite>> {
+        let dev = pd.device();
+        let taken = dev.tags.take(pd.holder())?;
+        let tag = taken.get();
+        let object = tpt::make(
+            dev,
+            &AllocateTag {
+                tag: tag.0,
+                pd: pd.number(),
+                kind: kind.number(),
+                reserved: [0; 3],
+                max_pages: most,
+            },
+            tag,
+        )?;
+        new.set_keys(tag.0, tag.0);
+        new.init(Ok::<_, Error>(Self {
+            object: Some(object),
+            memory,
+            tag: Some(taken),
+        }))
+    }
+
+    /// The work request that registers the listed pages under `key`.
+    pub(crate) fn register_part(
+        mr: &Mr<Ferrite>,
+        key: u32,
+        access: Access,
+    ) -> Result<FastRegisterPart> {
+        let RegionMemory::Frwr(list) = &mr.memory else {
+            return Err(EINVAL);
+        };
+        let page_size = u64::from(mr.page_size());
+        if !page_size.is_power_of_two() || mr.device().caps.page_sizes & page_size == 0 {
+            return Err(EINVAL);
+        }
+        let pages = list.used.load(Relaxed).into();
+        let (order, root) = list.tables.start(pages)?;
+        let buffer = Buffer {
+            root,
+            length: mr.length(),
+            fbo: (mr.iova() & (page_size - 1)) as u32,
+            page_shift: page_size.trailing_zeros() as u8,
+            order: order.number(),
+            reserved: 0,
+        };
+        if buffer.pages() != Some(pages) {
+            return Err(EINVAL);
+        }
+        Ok(FastRegisterPart {
+            tag: key,
+            access: registered_access(access, mr.device().features())?,
+            address: mr.iova(),
+            buffer,
+            reserved: 0,
+        })
+    }
+}
+
+#[vtable]
+impl MrOps for Ferrite {
+    type Mr = FerriteMr;
+
+    /// The region of all memory. It has no remote key: peers are not let in that way.
+    fn get_dma_mr<'a>(
+        pd: &Pd<Self>,
+        mut new: New<'a, kind::Mr, Self>,
+        access: Access,
+    ) -> Result<&'a Mr<Self>> {
+        if device_access(access, pd.device().features())? & abi::ACCESS_REMOTE != 0 {
+            return Err(errno::eopnotsupp());
+        }
+        new.set_keys(abi::TAG_ALL_MEMORY, abi::TAG_ALL_MEMORY);
+        new.init(Ok::<_, Error>(FerriteMr {
+            object: None,
+            memory: RegionMemory::All,
+            tag: None,
+        }))
+    }
+
+    /// Registers memory of a process, or makes a key for it.
+    fn reg_user_mr<'a>(
+        pd: &Pd<Self>,
+        new: New<'a, kind::Mr, Self>,
+        region: &UserRegion,
+        udata: Option<&Udata<'_, Self>>,
+    ) -> Result<&'a Mr<Self>> {
+        let wanted = match udata {
+            Some(udata) => Wanted::new(&udata.read(0)?, region, pd.device().features())?,
+            None => Wanted::Region,
+        };
+        match wanted {
+            Wanted::Region => FerriteMr::register_memory(pd, new, region),
+            Wanted::List(pieces) => FerriteMr::allocate_list(pd, new, pieces),
+            Wanted::Shared(key) => FerriteMr::register_shared(pd, new, region, key),
+        }
+    }
+
+    /// Registers part of a DMA buffer.
+    fn reg_user_mr_dmabuf<'a>(
+        pd: &Pd<Self>,
+        new: New<'a, kind::Mr, Self>,
+        region: &DmabufRegion,
+    ) -> Result<&'a Mr<Self>> {
+        device_access(region.access, pd.device().features())?;
+        let state = UserState {
+            memory: Arc::new(UserMemory::pin_dmabuf(pd.device(), region)?, GFP_KERNEL_ACCOUNT)?,
+            pd: pd.number(),
+            access: region.access,
+            iova: region.iova,
+        };
+        FerriteMr::register_state(pd, new, state)
+    }
+
     /// Registers a region of a process anew, under the same tag.
-    pub(crate) fn change(mr: &Mr<Ferrite>, change: &RegionChange<'_, Ferrite>) -> Result {
+    fn rereg_user_mr(
+        mr: &Mr<Self>,
+        change: &RegionChange<'_, Self>,
+        udata: Option<&Udata<'_, Self>>,
+    ) -> Result {
+        if let Some(udata) = udata {
+            udata.expect_empty()?;
+        }
         let dev = mr.device();
         let (RegionMemory::User { state, .. }, Some(tag), Some(object)) =
             (&mr.memory, &mr.tag, &mr.object)
@@ -699,120 +787,34 @@ impl FerriteMr {
         Ok(())
     }
 
-    /// Makes a region of up to `pages` pages that is registered by work request.
-    pub(crate) fn allocate<'a>(
-        pd: &Pd<Ferrite>,
-        new: New<'a, kind::Mr, Ferrite>,
-        pages: u32,
-    ) -> Result<&'a Mr<Ferrite>> {
-        let dev = pd.device();
-        if pages == 0 || pages > dev.caps.max_fast_register_pages {
-            return Err(EINVAL);
+    /// Ends a region: afterwards its keys are refused. `EBUSY` while windows are bound to it.
+    fn dereg_mr(mr: &Mr<Self>, pd: &Pd<Self>) -> Result {
+        if let Some(object) = &mr.object {
+            if mr.memory.takes_windows() {
+                // A window may be made and bound while the command is on its way.
+                let windows = &pd.windows;
+                let seen = windows.look();
+                object.destroy_unless_busy(|| windows.any_since(seen))?;
+            } else {
+                object.release();
+            }
         }
-        let list = FrwrPages {
-            tables: Lent::new(&dev.hw.reach, FrwrTables::new(dev, pages)?),
-            used: Atomic::new(0),
-        };
-        Self::allocate_tag(pd, new, TagKind::Region, pages, RegionMemory::Frwr(list))
-    }
-
-    /// Makes a key under which lists of up to `pieces` pieces of other regions are registered by work
-    /// request. Nothing is pinned for it.
-    fn allocate_list<'a>(
-        pd: &Pd<Ferrite>,
-        new: New<'a, kind::Mr, Ferrite>,
-        pieces: u32,
-    ) -> Result<&'a Mr<Ferrite>> {
-        let memory = RegionMemory::Pieces { most: pieces };
-        Self::allocate_tag(pd, new, TagKind::List, pieces, memory)
-    }
-
-    /// Reserves a tag for what is registered by work request.
-    fn allocate_tag<'a>(
-        pd: &Pd<Ferrite>,
-        mut new: New<'a, kind::Mr, Ferrite>,
-        kind: TagKind,
-        most: u32,
-        memory: RegionMemory,
-    ) -> Result<&'a Mr<Ferrite>> {
-        let dev = pd.device();
-        let taken = dev.tags.take(pd.holder())?;
-        let tag = taken.get();
-        let object = tpt::make(
-            dev,
-            &AllocateTag {
-                tag: tag.0,
-                pd: pd.number(),
-                kind: kind.number(),
-                reserved: [0; 3],
-                max_pages: most,
-            },
-            tag,
-        )?;
-        new.set_keys(tag.0, tag.0);
-        new.init(Ok::<_, Error>(Self {
-            object: Some(object),
-            memory,
-            tag: Some(taken),
-        }))
-    }
-
-    /// Forgets the pages that were listed.
-    pub(crate) fn begin_pages(&self) {
-        if let RegionMemory::Frwr(list) = &self.memory {
-            list.used.store(0, Relaxed);
+        if let (RegionMemory::OnDemand(_), Some(tag)) = (&mr.memory, &mr.tag) {
+            // Whoever deals with a fault now has a reference of its own, and is waited for.
+            drop(mr.device().hw.regions.remove(tag.get().index() as usize));
         }
-    }
-
-    /// Adds the page at `address` to the list; `ENOMEM` when it is full.
-    pub(crate) fn push_page(&self, address: u64) -> Result {
-        let RegionMemory::Frwr(list) = &self.memory else {
-            return Err(EINVAL);
-        };
-        let index = list.used.load(Relaxed);
-        list.tables.set(index, address)?;
-        list.used.store(index + 1, Relaxed);
+        match (&mr.memory, &mr.tag) {
+            // Work requests gave it others.
+            (RegionMemory::Pieces { .. }, Some(tag)) => tag.note_farthest(),
+            (_, Some(tag)) => tag.note_latest(Tag(mr.lkey())),
+            (_, None) => {}
+        }
         Ok(())
-    }
-
-    /// The work request that registers the listed pages under `key`.
-    pub(crate) fn register_part(
-        mr: &Mr<Ferrite>,
-        key: u32,
-        access: Access,
-    ) -> Result<FastRegisterPart> {
-        let RegionMemory::Frwr(list) = &mr.memory else {
-            return Err(EINVAL);
-        };
-        let page_size = u64::from(mr.page_size());
-        if !page_size.is_power_of_two() || mr.device().caps.page_sizes & page_size == 0 {
-            return Err(EINVAL);
-        }
-        let pages = list.used.load(Relaxed).into();
-        let (order, root) = list.tables.start(pages)?;
-        let buffer = Buffer {
-            root,
-            length: mr.length(),
-            fbo: (mr.iova() & (page_size - 1)) as u32,
-            page_shift: page_size.trailing_zeros() as u8,
-            order: order.number(),
-            reserved: 0,
-        };
-        if buffer.pages() != Some(pages) {
-            return Err(EINVAL);
-        }
-        Ok(FastRegisterPart {
-            tag: key,
-            access: registered_access(access, mr.device().features())?,
-            address: mr.iova(),
-            buffer,
-            reserved: 0,
-        })
     }
 
     /// Tells details of a region to whoever lists them: nothing of its key, which the core shows to administrators
     /// alone. With its index only 256 keys would be left to try.
-    pub(crate) fn describe(mr: &Mr<Ferrite>, details: &mut Details<'_>) -> Result {
+    fn describe_mr(mr: &Mr<Self>, details: &mut Details<'_>) -> Result {
         if let Some(making) = mr.object.as_ref().map(DeviceObject::making) {
             let (word, errno) = registration(making);
             if let Some(word) = word {
@@ -840,28 +842,53 @@ impl FerriteMr {
         }
     }
 
-    /// Ends a region: afterwards its keys are refused. `EBUSY` while windows are bound to it.
-    pub(crate) fn deregister(mr: &Mr<Ferrite>, pd: &Pd<Ferrite>) -> Result {
-        if let Some(object) = &mr.object {
-            if mr.memory.takes_windows() {
-                // A window may be made and bound while the command is on its way.
-                let windows = &pd.windows;
-                let seen = windows.look();
-                object.destroy_unless_busy(|| windows.any_since(seen))?;
-            } else {
-                object.release();
-            }
+    fn count_mr(mr: &Mr<Self>, counts: &mut Counts<'_>) -> Result {
+        let Some(region) = mr.on_demand() else {
+            return Ok(());
+        };
+        let (faults, invalidations, prefetches) = region.counts();
+        counts.counter(c"page_faults", faults)?;
+        counts.counter(c"page_invalidations", invalidations)?;
+        counts.counter(c"page_prefetch", prefetches)
+    }
+}
+
+impl FastRegOps for Ferrite {
+    /// Makes a region of up to `pages` pages that is registered by work request.
+    fn alloc_mr<'a>(
+        pd: &Pd<Self>,
+        new: New<'a, kind::Mr, Self>,
+        pages: u32,
+    ) -> Result<&'a Mr<Self>> {
+        let dev = pd.device();
+        if !dev.has(abi::FEATURE_FAST_REGISTER) {
+            return Err(errno::eopnotsupp());
         }
-        if let (RegionMemory::OnDemand(_), Some(tag)) = (&mr.memory, &mr.tag) {
-            // Whoever deals with a fault now has a reference of its own, and is waited for.
-            drop(mr.device().hw.regions.remove(tag.get().index() as usize));
+        if pages == 0 || pages > dev.caps.max_fast_register_pages {
+            return Err(EINVAL);
         }
-        match (&mr.memory, &mr.tag) {
-            // Work requests gave it others.
-            (RegionMemory::Pieces { .. }, Some(tag)) => tag.note_farthest(),
-            (_, Some(tag)) => tag.note_latest(Tag(mr.lkey())),
-            (_, None) => {}
+        let list = FrwrPages {
+            tables: Lent::new(&dev.hw.reach, FrwrTables::new(dev, pages)?),
+            used: Atomic::new(0),
+        };
+        FerriteMr::allocate_tag(pd, new, TagKind::Region, pages, RegionMemory::Frwr(list))
+    }
+
+    /// Forgets the pages that were listed.
+    fn begin_mr_map(mr: &Mr<Self>) {
+        if let RegionMemory::Frwr(list) = &mr.memory {
+            list.used.store(0, Relaxed);
         }
+    }
+
+    /// Adds the page at `addr` to the list; `ENOMEM` when it is full.
+    fn push_mr_page(mr: &Mr<Self>, addr: u64) -> Result {
+        let RegionMemory::Frwr(list) = &mr.memory else {
+            return Err(EINVAL);
+        };
+        let index = list.used.load(Relaxed);
+        list.tables.set(index, addr)?;
+        list.used.store(index + 1, Relaxed);
         Ok(())
     }
 }

@@ -14,8 +14,10 @@ use crate::{
     rdma::{
         kind,
         Mw,
+        MwOps,
         New,
-        Pd, //
+        Pd,
+        Udata, //
     },
     tpt::{
         self,
@@ -89,30 +91,6 @@ impl Windows {
 }
 
 impl FerriteMw {
-    /// Makes a window that is bound to nothing.
-    pub(crate) fn create<'a>(
-        pd: &Pd<Ferrite>,
-        new: New<'a, kind::Mw, Ferrite>,
-        type2: bool,
-    ) -> Result<&'a Mw<Ferrite>> {
-        let dev = pd.device();
-        if !dev.has(abi::FEATURE_WINDOWS) {
-            return Err(errno::eopnotsupp());
-        }
-        let kind = if type2 {
-            TagKind::Window2B
-        } else {
-            TagKind::Window1
-        };
-        // Before the device knows it: a process guesses the key, and binds it at once.
-        pd.windows.add();
-        let made = Self::create_counted(pd, new, kind);
-        if made.is_err() {
-            pd.windows.remove();
-        }
-        made
-    }
-
     fn create_counted<'a>(
         pd: &Pd<Ferrite>,
         mut new: New<'a, kind::Mw, Ferrite>,
@@ -135,13 +113,46 @@ impl FerriteMw {
         new.set_rkey(tag.0);
         new.init(Ok::<_, Error>(Self { object, tag: taken }))
     }
+}
+
+impl MwOps for Ferrite {
+    type Mw = FerriteMw;
+
+    /// Makes a window that is bound to nothing.
+    fn alloc_mw<'a>(
+        pd: &Pd<Self>,
+        new: New<'a, kind::Mw, Self>,
+        type2: bool,
+        udata: Option<&Udata<'_, Self>>,
+    ) -> Result<&'a Mw<Self>> {
+        if let Some(udata) = udata {
+            udata.expect_empty()?;
+        }
+        let dev = pd.device();
+        if !dev.has(abi::FEATURE_WINDOWS) {
+            return Err(errno::eopnotsupp());
+        }
+        let kind = if type2 {
+            TagKind::Window2B
+        } else {
+            TagKind::Window1
+        };
+        // Before the device knows it: a process guesses the key, and binds it at once.
+        pd.windows.add();
+        let made = FerriteMw::create_counted(pd, new, kind);
+        if made.is_err() {
+            pd.windows.remove();
+        }
+        made
+    }
 
     /// Ends a window: afterwards its keys are refused.
-    pub(crate) fn destroy(mw: &Mw<Ferrite>) {
+    fn dealloc_mw(mw: &Mw<Self>) -> Result {
         mw.object.release();
         mw.pd().windows.remove();
         // Each bind gave it another instance.
         mw.tag.note_farthest();
+        Ok(())
     }
 }
 

@@ -15,7 +15,6 @@ mod faults;
 mod tables;
 
 pub(crate) use self::faults::{
-    advise,
     Pager,
     PagingQueues, //
 };

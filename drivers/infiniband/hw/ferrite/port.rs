@@ -21,9 +21,12 @@ use crate::{
         DeviceCaps,
         Extensions,
         GidAttr,
+        GidOps,
         GidType,
         Mtu,
         Netdev,
+        NetdevEvent,
+        NetdevOps,
         OdpCaps,
         OnDemandAttr,
         PortAttr,
@@ -280,7 +283,7 @@ impl WorkItem for MtuFollower {
 }
 
 /// Has the device told how long datagrams may be, as its interface says. Does not wait for it.
-pub(crate) fn follow_mtu(dev: &Device<Ferrite>, netdev: &Netdev) {
+fn follow_mtu(dev: &Device<Ferrite>, netdev: &Netdev) {
     if !dev.has(abi::FEATURE_PORT_MTU) {
         return;
     }
@@ -330,28 +333,6 @@ pub(crate) fn partition_key(index: u16) -> Result<u16> {
     Ok(DEFAULT_PARTITION)
 }
 
-/// Has the device told of a GID.
-pub(crate) fn add_gid(dev: &Device<Ferrite>, attr: &GidAttr) -> Result {
-    if attr.gid_type() != Some(GidType::RoceV2) {
-        // The table holds only what the port's protocol is.
-        return Err(EINVAL);
-    }
-    let (vlan, mac) = attr.l2()?;
-    dev.gids.set(SetGid {
-        gid: attr.gid().0,
-        index: attr.index(),
-        vlan: vlan.unwrap_or(abi::VLAN_NONE),
-        mac,
-        port: device_port(attr.port())?,
-        reserved: [0; 5],
-    })
-}
-
-/// Has the device forget a GID.
-pub(crate) fn del_gid(dev: &Device<Ferrite>, attr: &GidAttr) -> Result {
-    dev.gids.clear(attr.index())
-}
-
 /// Names of the counters that the device has, of those that there are names for.
 pub(crate) fn counter_names(caps: &abi::DeviceCaps) -> &'static [&'static str] {
     let names = &abi::COUNTER_NAMES;
@@ -390,14 +371,49 @@ fn beside(identity: &Identity) -> Beside {
     }
 }
 
-/// Whether an interface is the one that shares the link of the port.
-pub(crate) fn shares_link(dev: &Device<Ferrite>, rtnl: &Rtnl, netdev: &Netdev) -> bool {
-    // A function is looked for among all: last, as anybody's interfaces come here.
-    netdev.is_hardware()
-        && match beside(&dev.identity) {
-            Beside::Mac(mac) => netdev.has_permanent_mac(&mac),
-            Beside::Function(function) => dev.is_of_function(rtnl, netdev, function),
+impl GidOps for Ferrite {
+    /// Has the device told of a GID.
+    fn add_gid(dev: &Device<Self>, attr: &GidAttr) -> Result {
+        if attr.gid_type() != Some(GidType::RoceV2) {
+            // The table holds only what the port's protocol is.
+            return Err(EINVAL);
         }
+        let (vlan, mac) = attr.l2()?;
+        dev.gids.set(SetGid {
+            gid: attr.gid().0,
+            index: attr.index(),
+            vlan: vlan.unwrap_or(abi::VLAN_NONE),
+            mac,
+            port: device_port(attr.port())?,
+            reserved: [0; 5],
+        })
+    }
+
+    /// Has the device forget a GID.
+    fn del_gid(dev: &Device<Self>, attr: &GidAttr) -> Result {
+        dev.gids.clear(attr.index())
+    }
+}
+
+impl NetdevOps for Ferrite {
+    /// Whether an interface is the one that shares the link of the port.
+    fn shares_link(dev: &Device<Self>, rtnl: &Rtnl, netdev: &Netdev) -> bool {
+        // A function is looked for among all: last, as anybody's interfaces come here.
+        netdev.is_hardware()
+            && match beside(&dev.identity) {
+                Beside::Mac(mac) => netdev.has_permanent_mac(&mac),
+                Beside::Function(function) => dev.is_of_function(rtnl, netdev, function),
+            }
+    }
+
+    fn netdev_event(dev: &Device<Self>, netdev: &Netdev, event: NetdevEvent) {
+        if matches!(
+            event,
+            NetdevEvent::Register | NetdevEvent::Up | NetdevEvent::ChangeMtu
+        ) {
+            follow_mtu(dev, netdev);
+        }
+    }
 }
 
 #[kunit_tests(ferrite_port)]

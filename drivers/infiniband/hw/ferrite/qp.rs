@@ -24,13 +24,18 @@ use crate::{
         CompletionEntry,
         CreateQueuePair,
         MulticastMember,
+        QueuePairState,
         Service,
         Transport,
         UverbsQpRequest,
         UverbsQpResponse, //
     },
     cq::FerriteCq,
-    device::Ferrite,
+    cqp::object,
+    device::{
+        told_to_kernel,
+        Ferrite, //
+    },
     hardware::DeviceObject,
     kernel_ext::errno,
     numbers::Number,
@@ -43,17 +48,24 @@ use crate::{
     rdma::{
         kind,
         Cq,
+        Details,
         Device,
         Gid,
+        McastOps,
         New,
         Qp,
+        QpAttr,
         QpCap,
         QpCreateFlags,
         QpEvent,
         QpInitAttr,
+        QpOps,
+        QpQuery,
         QpState,
         QpType,
         QpValues,
+        RecvList,
+        SendList,
         Udata, //
     },
     shares::Holder,
@@ -145,7 +157,7 @@ impl FerriteQp {
     }
 
     /// Makes a queue pair.
-    pub(crate) fn create<'a>(
+    fn create<'a>(
         dev: &Device<Ferrite>,
         mut new: New<'a, kind::Qp, Ferrite>,
         attr: &mut QpInitAttr<'_, Ferrite>,
@@ -268,17 +280,6 @@ impl FerriteQp {
         Ok(qp)
     }
 
-    /// Ends a queue pair: afterwards the device touches neither its queues nor its buffers.
-    pub(crate) fn destroy(qp: &Qp<Ferrite>) {
-        qp.object.destroy();
-        let qpn = qp.number();
-        qp.device().hw.qps.remove(qpn as usize);
-        Self::forget_completions(qp);
-        for cq in [qp.send_cq(), qp.recv_cq()].into_iter().flatten() {
-            FerriteCq::detach(cq, qpn);
-        }
-    }
-
     /// Drops the completions that nobody has polled: the next queue pair of this number must not
     /// see them, nor must this one if it is used again. Receives of a shared queue are given back.
     fn forget_completions(qp: &Qp<Ferrite>) {
@@ -300,8 +301,100 @@ impl FerriteQp {
         }
     }
 
+    fn tell_membership(qp: &Qp<Ferrite>, opcode: CommandOpcode, gid: Gid) -> Result {
+        let member = MulticastMember {
+            gid: gid.0,
+            qpn: qp.number(),
+            reserved: 0,
+        };
+        qp.device().hw.execute_as(opcode, &member)
+    }
+}
+
+#[vtable]
+impl QpOps for Ferrite {
+    type Qp = FerriteQp;
+
+    fn create_qp<'a>(
+        dev: &Device<Self>,
+        new: New<'a, kind::Qp, Self>,
+        attr: &mut QpInitAttr<'_, Self>,
+        udata: Option<&Udata<'_, Self>>,
+    ) -> Result<&'a Qp<Self>> {
+        let created = FerriteQp::create(dev, new, attr, udata);
+        match udata {
+            Some(_) => created,
+            None => told_to_kernel(dev, created),
+        }
+    }
+
+    fn modify_qp(qp: &Qp<Self>, attr: &QpAttr<'_>, udata: Option<&Udata<'_, Self>>) -> Result {
+        match udata {
+            Some(udata) => {
+                udata.expect_empty()?;
+                FerriteQp::modify(qp, attr)
+            }
+            None => told_to_kernel(qp.device(), FerriteQp::modify(qp, attr)),
+        }
+    }
+
+    /// Tells state and attributes.
+    fn query_qp(qp: &Qp<Self>, attr: &mut QpQuery<'_>) -> Result {
+        let dev = qp.device();
+        let mut values = qp.values.lock();
+        let reply: QueuePairState = dev.hw.query(&object(qp.number()))?;
+        let mut answer = *values;
+        let state = QpState::from_raw(reply.attributes.state.into()).ok_or(EIO)?;
+        answer.state = state;
+        answer.sq_psn = reply.send_psn;
+        answer.rq_psn = reply.receive_psn;
+        answer.sq_draining = reply.draining != 0;
+        values.state = state;
+        qp.state.store(state.as_raw(), Relaxed);
+        attr.fill(&answer);
+        Ok(())
+    }
+
+    /// Ends a queue pair: afterwards the device touches neither its queues nor its buffers.
+    fn destroy_qp(qp: &Qp<Self>) -> Result {
+        qp.object.destroy();
+        let qpn = qp.number();
+        qp.device().hw.qps.remove(qpn as usize);
+        FerriteQp::forget_completions(qp);
+        for cq in [qp.send_cq(), qp.recv_cq()].into_iter().flatten() {
+            FerriteCq::detach(cq, qpn);
+        }
+        Ok(())
+    }
+
+    fn post_send(qp: &Qp<Self>, list: &mut SendList<'_, Self>) -> Result {
+        FerriteQp::post_send(qp, list)
+    }
+
+    fn post_recv(qp: &Qp<Self>, list: &mut RecvList<'_>) -> Result {
+        FerriteQp::post_receive(qp, list)
+    }
+
+    fn describe_qp(qp: &Qp<Self>, details: &mut Details<'_>) -> Result {
+        let (send_log_blocks, receive_log_entries) = qp.ring_sizes();
+        details.number(c"send_blocks", 1 << send_log_blocks)?;
+        details.number(c"receive_entries", 1 << receive_log_entries)?;
+        if let Some(srq) = qp.srq() {
+            details.number(c"srqn", srq.number())?;
+        }
+        match qp.outstanding() {
+            Some((sends, receives)) => {
+                details.number(c"send_blocks_used", sends)?;
+                details.number(c"receives_posted", receives)
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+impl McastOps for Ferrite {
     /// Lets a datagram queue pair into a multicast group.
-    pub(crate) fn join(qp: &Qp<Ferrite>, gid: Gid) -> Result {
+    fn attach_mcast(qp: &Qp<Self>, gid: Gid) -> Result {
         let dev = qp.device();
         if !dev.has(abi::FEATURE_MULTICAST) {
             return Err(errno::eopnotsupp());
@@ -310,7 +403,7 @@ impl FerriteQp {
         let member = groups.contains(&gid);
         groups.push(gid, GFP_KERNEL_ACCOUNT)?;
         if !member {
-            let told = Self::tell_membership(qp, CommandOpcode::AttachMulticast, gid);
+            let told = FerriteQp::tell_membership(qp, CommandOpcode::AttachMulticast, gid);
             if told.is_err() {
                 groups.pop();
             }
@@ -321,7 +414,7 @@ impl FerriteQp {
 
     /// Lets a queue pair out of a multicast group. If it was in it, this always succeeds: the core
     /// would never let go of the queue pair otherwise.
-    pub(crate) fn leave(qp: &Qp<Ferrite>, gid: Gid) -> Result {
+    fn detach_mcast(qp: &Qp<Self>, gid: Gid) -> Result {
         let mut groups = qp.groups.lock();
         let place = groups.iter().position(|group| *group == gid);
         groups.remove(place.ok_or(EINVAL)?).map_err(|_| EINVAL)?;
@@ -329,22 +422,13 @@ impl FerriteQp {
             return Ok(());
         }
         let hw = &qp.device().hw;
-        if let Err(error) = Self::tell_membership(qp, CommandOpcode::DetachMulticast, gid) {
+        if let Err(error) = FerriteQp::tell_membership(qp, CommandOpcode::DetachMulticast, gid) {
             if !hw.is_dead() {
                 dev_err!(hw.pdev, "a member cannot leave its group: {:?}\n", error);
                 hw.fail();
             }
         }
         Ok(())
-    }
-
-    fn tell_membership(qp: &Qp<Ferrite>, opcode: CommandOpcode, gid: Gid) -> Result {
-        let member = MulticastMember {
-            gid: gid.0,
-            qpn: qp.number(),
-            reserved: 0,
-        };
-        qp.device().hw.execute_as(opcode, &member)
     }
 }
 

@@ -40,6 +40,7 @@ use crate::{
     },
     rdma::{
         kind,
+        Details,
         Device,
         ExtendedSrq,
         New,
@@ -47,6 +48,7 @@ use crate::{
         RecvList,
         Srq,
         SrqAttr,
+        SrqOps,
         Udata, //
     },
     ring::RingMemory,
@@ -315,8 +317,27 @@ impl FerriteSrq {
         Ok(srq)
     }
 
+    /// What the consumer called the receive that the device knows as `index`.
+    pub(crate) fn complete(srq: &Srq<Ferrite>, index: u32) -> Option<u64> {
+        srq.memory.kernel()?.slots.lock().complete(index)
+    }
+}
+
+#[vtable]
+impl SrqOps for Ferrite {
+    type Srq = FerriteSrq;
+
+    fn create_srq<'a>(
+        pd: &Pd<Self>,
+        new: New<'a, kind::Srq, Self>,
+        attr: &mut SrqAttr,
+        udata: Option<&Udata<'_, Self>>,
+    ) -> Result<&'a Srq<Self>> {
+        FerriteSrq::create(pd, new, attr, None, udata)
+    }
+
     /// Sets the limit below which an event is raised, once.
-    pub(crate) fn set_limit(srq: &Srq<Ferrite>, limit: u32) -> Result {
+    fn modify_srq_limit(srq: &Srq<Self>, limit: u32) -> Result {
         srq.device().hw.execute(&ModifySrq {
             srqn: srq.number(),
             limit,
@@ -325,11 +346,7 @@ impl FerriteSrq {
 
     /// Gives a queue of a process another ring, of entries of the same size. Receives that were
     /// not taken are moved to it by the device; the process does not post meanwhile.
-    pub(crate) fn resize(
-        srq: &Srq<Ferrite>,
-        max_wr: u32,
-        udata: Option<&Udata<'_, Ferrite>>,
-    ) -> Result {
+    fn resize_srq(srq: &Srq<Self>, max_wr: u32, udata: Option<&Udata<'_, Self>>) -> Result {
         let dev = srq.device();
         if !dev.has(abi::FEATURE_RESIZE_SRQ) {
             return Err(errno::eopnotsupp());
@@ -358,7 +375,7 @@ impl FerriteSrq {
     }
 
     /// Tells the attributes.
-    pub(crate) fn query(srq: &Srq<Ferrite>) -> Result<SrqAttr> {
+    fn query_srq(srq: &Srq<Self>) -> Result<SrqAttr> {
         let dev = srq.device();
         let state: SrqState = dev.hw.query(&object(srq.number()))?;
         Ok(SrqAttr {
@@ -369,13 +386,14 @@ impl FerriteSrq {
     }
 
     /// Ends a shared receive queue: afterwards the device does not touch its buffers.
-    pub(crate) fn destroy(srq: &Srq<Ferrite>) {
+    fn destroy_srq(srq: &Srq<Self>) -> Result {
         srq.object.destroy();
         srq.device().hw.srqs.remove(srq.number() as usize);
+        Ok(())
     }
 
     /// Posts receive work requests.
-    pub(crate) fn post(srq: &Srq<Ferrite>, list: &mut RecvList<'_>) -> Result {
+    fn post_srq_recv(srq: &Srq<Self>, list: &mut RecvList<'_>) -> Result {
         let ring = srq.memory.kernel().ok_or(EINVAL)?;
         let mut slots = ring.slots.lock();
         let before = slots.producer;
@@ -405,9 +423,8 @@ impl FerriteSrq {
         result
     }
 
-    /// What the consumer called the receive that the device knows as `index`.
-    pub(crate) fn complete(srq: &Srq<Ferrite>, index: u32) -> Option<u64> {
-        srq.memory.kernel()?.slots.lock().complete(index)
+    fn describe_srq(srq: &Srq<Self>, details: &mut Details<'_>) -> Result {
+        details.number(c"srqn", srq.number())
     }
 }
 

@@ -10,8 +10,15 @@ use crate::{
         UverbsContextResponse, //
     },
     caps,
+    cq::{
+        MoveCq,
+        QueryCq, //
+    },
     device::Ferrite,
-    dm::Piece,
+    dm::{
+        Piece,
+        QueryDm, //
+    },
     dma_types::Nothing,
     doorbell_pages::DoorbellPage,
     kernel_ext::{
@@ -20,16 +27,24 @@ use crate::{
     },
     mr::UserState,
     named::Names,
+    pd::QueryPd,
+    priority::{
+        ModifyVector,
+        QueryVector, //
+    },
     rdma::{
         kind,
         Caching,
         Device,
         IoRange,
+        MethodDef,
         New,
         Out,
         OutStruct,
+        QueryContextOps,
         Ucontext,
-        Udata, //
+        Udata,
+        UserOps, //
     },
 };
 use kernel::{
@@ -91,30 +106,6 @@ impl FerriteUcontext {
         self.page.number()
     }
 
-    /// Makes a context for a provider that speaks our version.
-    pub(crate) fn create<'a>(
-        dev: &Device<Ferrite>,
-        new: New<'a, kind::Ucontext, Ferrite>,
-        udata: &Udata<'_, Ferrite>,
-    ) -> Result<&'a Ucontext<Ferrite>> {
-        let request: UverbsContextRequest =
-            udata.read(core::mem::size_of::<UverbsContextRequest>())?;
-        if request.abi_version != abi::UVERBS_ABI_VERSION || request.reserved != 0 {
-            return Err(EINVAL);
-        }
-        let page = dev.doorbell_pages.take()?;
-        let ctx = new.init(Ok::<_, Error>(Self {
-            page,
-            mapping: Atomic::new(0),
-            regions: Names::new()?,
-        }))?;
-        let range = Part::Doorbells(&ctx.page).range(dev)?;
-        let mapping = ctx.map_range(range, Caching::Uncached)?;
-        ctx.mapping.store(mapping, Relaxed);
-        udata.respond(&Self::response(ctx))?;
-        Ok(ctx)
-    }
-
     /// What a process has to know of its context.
     fn response(ctx: &Ucontext<Ferrite>) -> UverbsContextResponse {
         let dev = ctx.device();
@@ -135,14 +126,55 @@ impl FerriteUcontext {
             reserved: [0; 3],
         }
     }
+}
+
+#[vtable]
+impl UserOps for Ferrite {
+    type Ucontext = FerriteUcontext;
+    const METHODS: &'static [MethodDef<Self>] = &[
+        MethodDef::new::<MoveCq>(),
+        MethodDef::new::<QueryCq>(),
+        MethodDef::new::<ModifyVector>(),
+        MethodDef::new::<QueryVector>(),
+        MethodDef::new::<QueryPd>(),
+        MethodDef::new::<QueryDm>(),
+    ];
+
+    /// Makes a context for a provider that speaks our version.
+    fn alloc_ucontext<'a>(
+        dev: &Device<Self>,
+        new: New<'a, kind::Ucontext, Self>,
+        udata: &Udata<'_, Self>,
+    ) -> Result<&'a Ucontext<Self>> {
+        let request: UverbsContextRequest =
+            udata.read(core::mem::size_of::<UverbsContextRequest>())?;
+        if request.abi_version != abi::UVERBS_ABI_VERSION || request.reserved != 0 {
+            return Err(EINVAL);
+        }
+        let page = dev.doorbell_pages.take()?;
+        let ctx = new.init(Ok::<_, Error>(FerriteUcontext {
+            page,
+            mapping: Atomic::new(0),
+            regions: Names::new()?,
+        }))?;
+        let range = Part::Doorbells(&ctx.page).range(dev)?;
+        let mapping = ctx.map_range(range, Caching::Uncached)?;
+        ctx.mapping.store(mapping, Relaxed);
+        udata.respond(&FerriteUcontext::response(ctx))?;
+        Ok(ctx)
+    }
+}
+
+impl QueryContextOps for Ferrite {
+    type QueryAttributes<'a> = QueryAttributes<'a>;
 
     /// Tells a process that shares the context what its maker was told: both use one doorbell page.
     /// Tells the device's time to those who ask for it.
-    pub(crate) fn query(
-        ctx: &Ucontext<Ferrite>,
-        (response, clock, clock_now): QueryAttributes<'_>,
+    fn query_ucontext(
+        ctx: &Ucontext<Self>,
+        (response, clock, clock_now): Self::QueryAttributes<'_>,
     ) -> Result {
-        response.write(&Self::response(ctx))?;
+        response.write(&FerriteUcontext::response(ctx))?;
         let dev = ctx.device();
         if clock.is_none() && clock_now.is_none() {
             return Ok(());

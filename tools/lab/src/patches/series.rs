@@ -583,20 +583,22 @@ that others want.
             "drivers/infiniband/hw/ferrite/queue.rs",
             "drivers/infiniband/hw/ferrite/srq.rs",
             "drivers/infiniband/hw/ferrite/wqe.rs",
+            "drivers/infiniband/hw/ferrite/xrc.rs",
         ],
         edits: &[],
     },
     Step {
         subject: "RDMA/ferrite: Add the device, its port and user contexts",
         body: "\
-The operations of the RDMA device, each of which is carried out by the
-file of its object; the port, which follows the network interface beside
-it; GIDs and address handles.
+What the operations of all objects share, and those of the device as a
+whole; the port, which follows the network interface beside it; GIDs,
+protection domains and address handles.
 ",
         files: &[
             "drivers/infiniband/hw/ferrite/ah.rs",
             "drivers/infiniband/hw/ferrite/device.rs",
             "drivers/infiniband/hw/ferrite/gids.rs",
+            "drivers/infiniband/hw/ferrite/pd.rs",
             "drivers/infiniband/hw/ferrite/port.rs",
             "drivers/infiniband/hw/ferrite/ucontext.rs",
         ],

@@ -23,6 +23,7 @@ use crate::{
         AdvisedRange,
         Mr,
         MrRef,
+        OdpOps,
         Pd, //
     },
 };
@@ -513,50 +514,47 @@ impl WorkItem for PrefetchWork {
     }
 }
 
-/// Follows an advice of a process.
-pub(crate) fn advise(
-    pd: &Pd<Ferrite>,
-    advice: Advice,
-    wait: bool,
-    ranges: &[AdvisedRange],
-) -> Result {
-    let dev = pd.device();
-    if !dev.has(abi::FEATURE_ON_DEMAND) {
-        return Err(errno::eopnotsupp());
-    }
-    let mut found = KVVec::with_capacity(ranges.len(), GFP_KERNEL_ACCOUNT)?;
-    for range in ranges {
-        let index = abi::Tag(range.lkey).index() as usize;
-        let mr = dev.hw.regions.get(index).ok_or(EINVAL)?;
-        let region = mr.on_demand().ok_or(EINVAL)?;
-        if mr.lkey() != range.lkey || region.pd != pd.number() {
-            return Err(EINVAL);
+impl OdpOps for Ferrite {
+    /// Follows an advice of a process.
+    fn advise_mr(pd: &Pd<Self>, advice: Advice, wait: bool, ranges: &[AdvisedRange]) -> Result {
+        let dev = pd.device();
+        if !dev.has(abi::FEATURE_ON_DEMAND) {
+            return Err(errno::eopnotsupp());
         }
-        if advice == Advice::PrefetchWrite && !region.writable {
-            return Err(EPERM);
-        }
-        found.push((mr, *range), GFP_KERNEL_ACCOUNT)?;
-    }
-    let leave = if wait { None } else { Later::new(&dev.pager) };
-    let Some(leave) = leave else {
-        for (mr, range) in &found {
+        let mut found = KVVec::with_capacity(ranges.len(), GFP_KERNEL_ACCOUNT)?;
+        for range in ranges {
+            let index = abi::Tag(range.lkey).index() as usize;
+            let mr = dev.hw.regions.get(index).ok_or(EINVAL)?;
             let region = mr.on_demand().ok_or(EINVAL)?;
-            region.prefetch(dev, range, advice)?;
+            if mr.lkey() != range.lkey || region.pd != pd.number() {
+                return Err(EINVAL);
+            }
+            if advice == Advice::PrefetchWrite && !region.writable {
+                return Err(EPERM);
+            }
+            found.push((mr, *range), GFP_KERNEL_ACCOUNT)?;
         }
-        return Ok(());
-    };
-    let work = Arc::pin_init(
-        pin_init!(PrefetchWork {
-            advice,
-            _leave: leave,
-            ranges: found,
-            work <- new_work!("ferrite_prefetch"),
-        }),
-        GFP_KERNEL,
-    )?;
-    // A work item that was made just now is not queued yet.
-    drop(dev.paging.follow(work));
-    Ok(())
+        let leave = if wait { None } else { Later::new(&dev.pager) };
+        let Some(leave) = leave else {
+            for (mr, range) in &found {
+                let region = mr.on_demand().ok_or(EINVAL)?;
+                region.prefetch(dev, range, advice)?;
+            }
+            return Ok(());
+        };
+        let work = Arc::pin_init(
+            pin_init!(PrefetchWork {
+                advice,
+                _leave: leave,
+                ranges: found,
+                work <- new_work!("ferrite_prefetch"),
+            }),
+            GFP_KERNEL,
+        )?;
+        // A work item that was made just now is not queued yet.
+        drop(dev.paging.follow(work));
+        Ok(())
+    }
 }
 
 #[kunit_tests(ferrite_odp_faults)]

@@ -7,11 +7,9 @@ use crate::{
     abi,
     abi::{
         ModifyQueuePair,
-        Plain,
-        QueuePairState, //
+        Plain, //
     },
     ah, bindings,
-    cqp::object,
     device::Ferrite,
     kernel_ext::errno,
     mr::{
@@ -24,7 +22,6 @@ use crate::{
         Mtu,
         Qp,
         QpAttr,
-        QpQuery,
         QpState,
         QpType, //
     },
@@ -36,7 +33,7 @@ use kernel::{
 
 impl FerriteQp {
     /// Changes state and attributes.
-    pub(crate) fn modify(qp: &Qp<Ferrite>, attr: &QpAttr<'_>) -> Result {
+    pub(super) fn modify(qp: &Qp<Ferrite>, attr: &QpAttr<'_>) -> Result {
         let dev = qp.device();
         let features = dev.features();
         let mut command = translate(attr, &dev.caps, features)?;
@@ -90,23 +87,6 @@ impl FerriteQp {
                 rings.reset()?;
             }
         }
-        Ok(())
-    }
-
-    /// Tells state and attributes.
-    pub(crate) fn query(qp: &Qp<Ferrite>, attr: &mut QpQuery<'_>) -> Result {
-        let dev = qp.device();
-        let mut values = qp.values.lock();
-        let reply: QueuePairState = dev.hw.query(&object(qp.number()))?;
-        let mut answer = *values;
-        let state = QpState::from_raw(reply.attributes.state.into()).ok_or(EIO)?;
-        answer.state = state;
-        answer.sq_psn = reply.send_psn;
-        answer.rq_psn = reply.receive_psn;
-        answer.sq_draining = reply.draining != 0;
-        values.state = state;
-        qp.state.store(state.as_raw(), Relaxed);
-        attr.fill(&answer);
         Ok(())
     }
 }

@@ -243,7 +243,7 @@ impl FerriteQp {
     }
 
     /// Posts send work requests.
-    pub(crate) fn post_send(qp: &Qp<Ferrite>, list: &mut SendList<'_, Ferrite>) -> Result {
+    pub(super) fn post_send(qp: &Qp<Ferrite>, list: &mut SendList<'_, Ferrite>) -> Result {
         let rings = qp.rings()?;
         if matches!(qp.state(), QpState::Reset | QpState::Init | QpState::Rtr) {
             return Err(EINVAL);
@@ -300,7 +300,7 @@ impl FerriteQp {
     }
 
     /// Posts receive work requests.
-    pub(crate) fn post_receive(qp: &Qp<Ferrite>, list: &mut RecvList<'_>) -> Result {
+    pub(super) fn post_receive(qp: &Qp<Ferrite>, list: &mut RecvList<'_>) -> Result {
         let rings = qp.rings()?;
         if qp.state() == QpState::Reset || qp.srq().is_some() {
             return Err(EINVAL);
