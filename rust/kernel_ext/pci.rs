@@ -12,6 +12,7 @@ use core::{
     ptr, //
 };
 use kernel::{
+    container_of,
     device,
     device::DeviceContext,
     dma::DmaMask,
@@ -20,6 +21,7 @@ use kernel::{
         RegistrationOps, //
     },
     error::to_result,
+    ffi::c_int,
     pci,
     prelude::*,
     types::Opaque, //
@@ -250,6 +252,19 @@ pub trait ResetHandlers: pci::Driver {
     );
 }
 
+/// A driver that is told when the machine sleeps. Register it by [`Adapter`].
+///
+/// Both callbacks run with the device lock held, so that neither `probe` nor `unbind` runs at the same time. They may
+/// sleep. Processes are frozen; what the driver queues is not.
+pub trait SleepHandlers: pci::Driver {
+    /// The machine is about to sleep, to be switched off with its memory saved, or to be what was saved. The function
+    /// can still be reached. The kernel that it is given to next may not know this one's memory: it is to touch none.
+    fn suspend<'bound>(dev: &'bound pci::Device<device::Core<'_>>, this: Pin<&Self::Data<'bound>>);
+
+    /// It was not, or is awake. Config space is what it was before; of the rest of the function nothing may be.
+    fn resume<'bound>(dev: &'bound pci::Device<device::Core<'_>>, this: Pin<&Self::Data<'bound>>);
+}
+
 /// What a driver does once for all functions.
 pub trait Loading {
     /// The driver is about to be registered.
@@ -268,12 +283,13 @@ pub trait Loading {
     unsafe fn unload();
 }
 
-/// A [`pci::Adapter`] for a driver with [`ResetHandlers`] and [`Loading`], for [`kernel::module_driver`].
-pub struct Adapter<T: ResetHandlers + Loading>(PhantomData<T>);
+/// A [`pci::Adapter`] for a driver with [`ResetHandlers`], [`SleepHandlers`] and [`Loading`], for
+/// [`kernel::module_driver`].
+pub struct Adapter<T: ResetHandlers + SleepHandlers + Loading>(PhantomData<T>);
 
 // SAFETY: The driver is registered by `pci::Adapter`, with that layout: `struct pci_driver`, in which
 // it says where the `struct device_driver` is; its `probe` stores a `T::Data`.
-unsafe impl<T: ResetHandlers + Loading> DriverLayout for Adapter<T> {
+unsafe impl<T: ResetHandlers + SleepHandlers + Loading> DriverLayout for Adapter<T> {
     type DriverType = bindings::pci_driver;
     type DriverData<'bound> = T::Data<'bound>;
     const DEVICE_DRIVER_OFFSET: usize = <pci::Adapter<T> as DriverLayout>::DEVICE_DRIVER_OFFSET;
@@ -281,15 +297,18 @@ unsafe impl<T: ResetHandlers + Loading> DriverLayout for Adapter<T> {
 
 // SAFETY: `register` succeeds only if that of `pci::Adapter` did, and `unregister` is that of
 // `pci::Adapter`.
-unsafe impl<T: ResetHandlers + Loading> RegistrationOps for Adapter<T> {
+unsafe impl<T: ResetHandlers + SleepHandlers + Loading> RegistrationOps for Adapter<T> {
     unsafe fn register(
         pdrv: &Opaque<Self::DriverType>,
         name: &'static CStr,
         module: &'static ThisModule,
     ) -> Result {
         // SAFETY: The driver is not registered yet, so that nobody else reads it. The handlers are
-        // static, and `pci::Adapter` does not touch the field.
-        unsafe { (*pdrv.get()).err_handler = &Self::HANDLERS };
+        // static, and `pci::Adapter` does not touch the fields.
+        unsafe {
+            (*pdrv.get()).err_handler = &Self::HANDLERS;
+            (*pdrv.get()).driver.pm = &Self::POWER;
+        }
         // SAFETY: The caller registers the driver, which is not registered then. It unregisters it before the
         // module goes, and where it cannot be registered it is unloaded here.
         unsafe { T::load()? };
@@ -309,7 +328,7 @@ unsafe impl<T: ResetHandlers + Loading> RegistrationOps for Adapter<T> {
     }
 }
 
-impl<T: ResetHandlers + Loading> Adapter<T> {
+impl<T: ResetHandlers + SleepHandlers + Loading> Adapter<T> {
     const HANDLERS: bindings::pci_error_handlers = bindings::pci_error_handlers {
         reset_prepare: Some(Self::reset_prepare_callback),
         reset_done: Some(Self::reset_done_callback),
@@ -321,6 +340,37 @@ impl<T: ResetHandlers + Loading> Adapter<T> {
         resume: None,
         cor_error_detected: None,
     };
+
+    const POWER: bindings::dev_pm_ops = bindings::dev_pm_ops {
+        suspend: Some(Self::suspend_callback),
+        resume: Some(Self::resume_callback),
+        freeze: Some(Self::suspend_callback),
+        thaw: Some(Self::resume_callback),
+        poweroff: Some(Self::suspend_callback),
+        restore: Some(Self::resume_callback),
+        ..pin_init::zeroed()
+    };
+
+    /// # Safety
+    ///
+    /// Only for the PCI core: `dev` must be that of a valid `struct pci_dev`, locked, and its driver the one that was
+    /// registered with [`Self::POWER`].
+    unsafe extern "C" fn suspend_callback(dev: *mut bindings::device) -> c_int {
+        // SAFETY: The PCI core calls this with the device of a function, locked, of the driver that has these
+        // operations.
+        unsafe { Self::tell(container_of!(dev, bindings::pci_dev, dev), T::suspend) };
+        0
+    }
+
+    /// # Safety
+    ///
+    /// As for [`Self::suspend_callback`].
+    unsafe extern "C" fn resume_callback(dev: *mut bindings::device) -> c_int {
+        // SAFETY: The PCI core calls this with the device of a function, locked, of the driver that has these
+        // operations.
+        unsafe { Self::tell(container_of!(dev, bindings::pci_dev, dev), T::resume) };
+        0
+    }
 
     /// # Safety
     ///

@@ -143,6 +143,8 @@ pub(crate) enum Cause {
     Disagreement,
     /// It worked, and was to begin anew.
     Renewal,
+    /// The machine goes to sleep, which no queue pair outlives.
+    Sleep,
 }
 
 impl Cause {
@@ -157,6 +159,7 @@ impl Cause {
             Self::ResetByOthers => 3,
             Self::Disagreement => 4,
             Self::Renewal => 5,
+            Self::Sleep => 6,
         }
     }
 
@@ -168,6 +171,7 @@ impl Cause {
             3 => Self::ResetByOthers,
             4 => Self::Disagreement,
             5 => Self::Renewal,
+            6 => Self::Sleep,
             _ => Self::Stopped(FatalCode::from_number(number as u8)),
         })
     }
@@ -181,6 +185,7 @@ impl Cause {
             Self::ResetByOthers => c"the function was reset by others",
             Self::Disagreement => c"the device and the driver disagree",
             Self::Renewal => c"the device was to begin anew, and did not",
+            Self::Sleep => c"the machine slept",
         }
     }
 }
@@ -556,13 +561,16 @@ impl Hardware {
         if !self.cqp.kill() {
             return;
         }
-        if cause == Cause::Renewal {
-            dev_info!(
+        match cause {
+            Cause::Renewal => dev_info!(
                 self.pdev,
                 "device begins anew, its users are told to let go\n"
-            );
-        } else {
-            dev_err!(self.pdev, "device failed, its users are told to let go\n");
+            ),
+            Cause::Sleep => dev_info!(
+                self.pdev,
+                "device is put to sleep, its users are told to let go\n"
+            ),
+            _ => dev_err!(self.pdev, "device failed, its users are told to let go\n"),
         }
         self.registers.request_reset();
         self.sink.raise(device_event::FATAL);
@@ -705,6 +713,11 @@ impl Hardware {
             dev_err!(self.pdev, "function is being reset by others\n");
         }
         self.fail_for(Cause::ResetByOthers);
+    }
+
+    /// Gives the device up, as the machine goes to sleep.
+    pub(crate) fn fail_for_sleep(self: &Arc<Self>) {
+        self.fail_for(Cause::Sleep);
     }
 
     /// Whether anybody has a queue pair, but for that of management, which the core has for as long as there is the
@@ -1207,6 +1220,7 @@ mod tests {
             Cause::ResetByOthers,
             Cause::Disagreement,
             Cause::Renewal,
+            Cause::Sleep,
         ] {
             assert_eq!(Cause::from_number(cause.number()), Some(cause));
         }

@@ -25,7 +25,8 @@ use crate::{
             Config,
             ConfigLock,
             Loading,
-            ResetHandlers, //
+            ResetHandlers,
+            SleepHandlers, //
         }, //
     },
     lent::{
@@ -351,6 +352,16 @@ impl ResetHandlers for FerriteDriver {
     }
 
     fn reset_done<'bound>(_pdev: &'bound pci::Device<Core<'_>>, this: Pin<&Self::Data<'bound>>) {
+        this.recovery.release();
+    }
+}
+
+impl SleepHandlers for FerriteDriver {
+    fn suspend<'bound>(_pdev: &'bound pci::Device<Core<'_>>, this: Pin<&Self::Data<'bound>>) {
+        this.recovery.sleep();
+    }
+
+    fn resume<'bound>(_pdev: &'bound pci::Device<Core<'_>>, this: Pin<&Self::Data<'bound>>) {
         this.recovery.release();
     }
 }

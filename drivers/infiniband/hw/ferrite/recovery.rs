@@ -258,13 +258,17 @@ impl Plan {
         self.began = now;
     }
 
-    /// The device is seen not to work at `now`. Gives whether that is news, which is to be reported.
-    fn notice(&mut self, now: u64) -> bool {
+    /// The device is seen not to work at `now`, and why. Gives whether that is news, which is to be reported.
+    fn notice(&mut self, now: u64, cause: Option<Cause>) -> bool {
         if self.phase != Phase::Working {
             return false;
         }
         let forgiven = now.saturating_sub(self.began) / FORGIVEN_AFTER;
-        self.attempts = self.attempts.saturating_sub(forgiven as usize);
+        self.attempts = match cause {
+            // Its own failures have nothing to do with that, however often the machine sleeps.
+            Some(Cause::Sleep) => 0,
+            _ => self.attempts.saturating_sub(forgiven as usize),
+        };
         self.phase = Phase::Reported;
         true
     }
@@ -894,12 +898,22 @@ impl Recovery {
 
     /// Somebody else is about to reset the function, with its config space locked. Sleeps.
     pub(crate) fn hold(&self, config: &Config<'_>) {
+        self.hold_for(config, Hardware::fail_for_reset);
+    }
+
+    /// The machine is about to sleep. Until it is [awake](Self::release) the function may be without power, and when it
+    /// is back the bus is given to the device before anybody here can say anything: it has stopped by then. Sleeps.
+    pub(crate) fn sleep(&self) {
+        self.hold_for(&ConfigLock::new(&self.pdev), Hardware::fail_for_sleep);
+    }
+
+    fn hold_for(&self, config: &Config<'_>, fail: fn(&Arc<Hardware>)) {
         let hw = {
             let mut current = self.current.lock();
             current.hold(true);
             if let Some(hw) = &current.hw {
                 // With the lock held, so that it queues nothing that who parts with it does not wait for.
-                hw.fail_for_reset();
+                fail(hw);
             }
             current.hw.clone()
         };
@@ -1139,7 +1153,7 @@ impl Recovery {
     }
 }
 
-const HELD: Refusal = Refusal::new(EBUSY, c"the function is being reset by others");
+const HELD: Refusal = Refusal::new(EBUSY, c"the function is being reset by others, or sleeps");
 
 /// What who asked is told of an attempt that ended so, by `error`, with a layout that is `taken_back` or not.
 fn refusal(outcome: Outcome, taken_back: bool, error: Error) -> Refusal {
@@ -1193,7 +1207,7 @@ impl WorkItem for Recovery {
         let (news, step) = {
             let mut plan = this.plan.lock();
             let now = this.now();
-            let news = plan.notice(now);
+            let news = plan.notice(now, cause);
             (news, plan.step(question.is_some(), verdict, now))
         };
         if news {
@@ -1451,7 +1465,7 @@ mod tests {
 
     /// The device fails at `now`, and devlink wants it recovered.
     fn fails(plan: &mut Plan, now: u64) -> Step {
-        assert!(plan.notice(now));
+        assert!(plan.notice(now, None));
         assert_eq!(plan.step(false, None, now), Step::Nothing);
         let verdict = verdict(plan.life, WANTED);
         plan.step(false, verdict, now)
@@ -1461,7 +1475,7 @@ mod tests {
     fn a_failure_is_reported_once_and_tried_again_when_its_time_has_come() {
         let mut plan = begun(5);
         assert_eq!(fails(&mut plan, 100), Step::Planned(WAITS[0]));
-        assert!(!plan.notice(100));
+        assert!(!plan.notice(100, None));
         // Whoever looks sooner waits for the rest.
         assert_eq!(plan.step(false, None, 100), Step::Wait(WAITS[0]));
         let due = 100 + u64::from(WAITS[0]);
@@ -1469,7 +1483,7 @@ mod tests {
         assert_eq!(plan.step(false, None, due), Step::Attempt);
         assert_eq!(plan.ended(Outcome::Began, false, due), Step::Nothing);
         assert_eq!(plan.life, 2);
-        assert!(plan.notice(due));
+        assert!(plan.notice(due, None));
     }
 
     #[test]
@@ -1536,7 +1550,7 @@ mod tests {
     #[test]
     fn a_failure_that_is_not_to_be_recovered_stays() {
         let mut plan = begun(0);
-        assert!(plan.notice(7));
+        assert!(plan.notice(7, None));
         let step = plan.step(false, verdict(1, !WANTED), 7);
         assert!(matches!(step, Step::GiveUp(_)));
         assert_eq!(plan.step(false, None, u64::MAX), Step::Nothing);
@@ -1547,10 +1561,10 @@ mod tests {
     #[test]
     fn what_is_said_of_another_life_does_not_count() {
         let mut plan = begun(0);
-        assert!(plan.notice(7));
+        assert!(plan.notice(7, None));
         assert_eq!(plan.step(true, None, 7), Step::Attempt);
         plan.ended(Outcome::Began, true, 8);
-        assert!(plan.notice(9));
+        assert!(plan.notice(9, None));
         assert_eq!(plan.step(false, verdict(1, !WANTED), 9), Step::Nothing);
         let step = plan.step(false, verdict(2, WANTED), 9);
         assert_eq!(step, Step::Planned(WAITS[0]));
@@ -1790,6 +1804,27 @@ mod tests {
         exchange.begins(4);
         assert_eq!(exchange.standing().recovered, 1);
         assert_eq!(exchange.standing(), HEALTHY);
+    }
+
+    #[test]
+    fn however_often_the_machine_sleeps_the_device_is_tried_again() {
+        let mut plan = Plan::new();
+        let wanted = |life| Some(Verdict { life, wanted: true });
+        for round in 0..2 * WAITS.len() as u32 {
+            assert!(plan.notice(0, Some(Cause::Sleep)));
+            assert_eq!(plan.step(false, wanted(round), 0), Step::Planned(WAITS[0]));
+            plan.begins(0);
+        }
+        // Other causes count.
+        for round in 0.. {
+            assert!(plan.notice(0, Some(Cause::Silent)));
+            let step = plan.step(false, wanted(2 * WAITS.len() as u32 + round), 0);
+            if matches!(step, Step::GiveUp(_)) {
+                assert!((1..=WAITS.len() as u32).contains(&round));
+                break;
+            }
+            plan.begins(0);
+        }
     }
 
     fn consumers(states: &[QpState]) -> Consumers {

@@ -7,7 +7,7 @@ use anyhow::{bail, ensure, Context, Result};
 use serde_json::json;
 
 use super::driver::{bind, ended_well, leave_failed, program_in_the_middle, unbind};
-use super::{nvme, still_works, wait_active, VmTest};
+use super::{nvme, recovery, still_works, wait_active, VmTest};
 use crate::cluster::Cluster;
 use crate::shell::LOAD_DRIVER;
 use crate::traffic::{wait_listening, DEVICE_AND_GID};
@@ -39,6 +39,10 @@ pub const FAILING: &[VmTest] = &[
     VmTest::new(
         "a device that fails under an NVMe target with shared receives is let go of at once",
         fails_under_shared_receives,
+    ),
+    VmTest::new(
+        "the device comes back when the machine has slept, and its users with it",
+        sleeps,
     ),
 ];
 
@@ -187,6 +191,69 @@ fn fails_under_shared_receives(cluster: &Cluster) -> Result<()> {
     nvme::end(one)?;
     super::nothing_left(one)?;
     still_works(cluster)
+}
+
+/// Has the kernel go through all of a machine's sleep but its last step, which is not ours: devices are put to sleep,
+/// and woken after a moment. For sleep, and for being switched off with memory saved.
+fn sleeps(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    nvme::serve(two)?;
+    nvme::connect(one, two)?;
+    one.wait_for("test -b /dev/nvme0n1", Duration::from_secs(60))?;
+    let slept = (|| {
+        for state in ["freeze", "disk"] {
+            let before = recovery::lives(one)?;
+            one.sh("dmesg -C")?;
+            let server = one.spawn(
+                &format!(
+                    "{DEVICE_AND_GID} exec ibv_rc_pingpong -d $dev -g $gid -p 18522 -n 100000000"
+                ),
+                Duration::from_secs(600),
+            )?;
+            wait_listening(one, 18522)?;
+            let client = two.spawn(
+                &format!(
+                    "{DEVICE_AND_GID} exec ibv_rc_pingpong -d $dev -g $gid -p 18522 -n 100000000 {}",
+                    one.ip()
+                ),
+                Duration::from_secs(600),
+            )?;
+            super::faults::wait_for_traffic(cluster, 1, &[&server, &client])?;
+            one.sh_in(
+                &format!(
+                    "set -e
+                     echo 1 >/sys/module/suspend/parameters/pm_test_delay
+                     echo devices >/sys/power/pm_test
+                     echo {state} >/sys/power/state
+                     echo none >/sys/power/pm_test"
+                ),
+                Duration::from_secs(120),
+            )?;
+            recovery::wait_back(one, before)?;
+            // Of its own it had nothing to complain of: it was stopped before it lost the bus.
+            let said = one.sh("dmesg")?;
+            ensure!(
+                said.contains("device is put to sleep") && !said.contains("device failed"),
+                "the device was not stopped in time:\n{said}"
+            );
+            for program in [server, client] {
+                let outcome = program.wait()?;
+                ensure!(
+                    !outcome.timed_out && outcome.code != 0,
+                    "a connection outlived sleep"
+                );
+            }
+            still_works(cluster)?;
+        }
+        // The disk is there, by a connection that was made anew.
+        one.sh_in(
+            "dd if=/dev/nvme0n1 of=/dev/null bs=64k count=16 iflag=direct status=none",
+            Duration::from_secs(120),
+        )?;
+        Ok(())
+    })();
+    let over = nvme::disconnect(one).and_then(|_| nvme::end(two));
+    slept.and(over)
 }
 
 fn surprise_removal(cluster: &Cluster) -> Result<()> {
