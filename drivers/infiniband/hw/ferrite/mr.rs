@@ -721,7 +721,10 @@ impl MrOps for Ferrite {
     ) -> Result<&'a Mr<Self>> {
         device_access(region.access, pd.device().features())?;
         let state = UserState {
-            memory: Arc::new(UserMemory::pin_dmabuf(pd.device(), region)?, GFP_KERNEL_ACCOUNT)?,
+            memory: Arc::new(
+                UserMemory::pin_dmabuf(pd.device(), region)?,
+                GFP_KERNEL_ACCOUNT,
+            )?,
             pd: pd.number(),
             access: region.access,
             iova: region.iova,

@@ -90,12 +90,12 @@ impl WorkItem for Reminder {
     }
 }
 
-/// Drops what users have to let go of first, and says so in the log where that takes long. Sleeps.
-pub(crate) fn part<T>(pdev: &pci::Device, what: T) {
+/// Ends what users have to let go of first, by dropping it, and says so in the log where that takes long. Sleeps.
+pub(crate) fn end<T>(pdev: &pci::Device, life: T) {
     let began = Instant::now();
     // Without memory for it nothing is said.
     let reminder = Reminder::begin(pdev, began).ok();
-    drop(what);
+    drop(life);
     if let Some(reminder) = reminder {
         reminder.end();
     }

@@ -49,7 +49,7 @@ use crate::{
         },
     },
     lent::Reach,
-    parting::part,
+    parting,
     pci::Life,
     rdma::{
         DeviceName,
@@ -813,7 +813,7 @@ impl Recovery {
             // A device that was pulled out answers no command; there is no need to wait for it.
             life.hw().check_presence();
         }
-        part(&self.pdev, life);
+        parting::end(&self.pdev, life);
     }
 
     /// The registers.
@@ -969,7 +969,7 @@ impl Recovery {
         if let Some(life) = lives.life.take() {
             lives.kept.name = life.name();
             // Also where no other can begin: consumers are rid of it.
-            part(&self.pdev, life);
+            parting::end(&self.pdev, life);
         }
         {
             let mut current = self.current.lock();
