@@ -104,7 +104,7 @@ pub(super) unsafe fn create_mr<D: MrOps>(
         Option<&Udata<'_, D>>,
     ) -> Result<&'a Mr<D>>,
 ) -> Result<*mut bindings::ib_mr> {
-    let mr = KBox::into_raw(KBox::<Mr<D>>::new_uninit(GFP_KERNEL)?);
+    let mr = KBox::into_raw(KBox::<Mr<D>>::new_uninit(GFP_KERNEL_ACCOUNT)?);
     let raw = mr.cast::<bindings::ib_mr>();
     // SAFETY: The memory was allocated just now, for an `Mr<D>`.
     unsafe { ptr::write_bytes(mr, 0, 1) };

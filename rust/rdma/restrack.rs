@@ -61,14 +61,6 @@ impl Details<'_> {
         to_result(unsafe { bindings::rdma_nl_put_driver_u64(self.msg, name.as_char_ptr(), value) })
     }
 
-    /// A number that is read in hexadecimal.
-    pub fn hex(&mut self, name: &CStr, value: u32) -> Result {
-        // SAFETY: By the type invariant the core is filling the message; the name is copied.
-        to_result(unsafe {
-            bindings::rdma_nl_put_driver_u32_hex(self.msg, name.as_char_ptr(), value)
-        })
-    }
-
     /// A word.
     pub fn text(&mut self, name: &CStr, value: &CStr) -> Result {
         // SAFETY: By the type invariant the core is filling the message; name and value are copied.

@@ -97,9 +97,12 @@ struct Options {
     /// First number of a shared receive queue; there are 8192 from there on
     #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = first(0..=QUEUE_NUMBER_MASK, MAX_SRQ))]
     srq_first: u32,
-    /// First index of a tag; there are 1048576 from there on
+    /// First index of a tag; there is room for 1048576 from there on
     #[arg(long, value_name = "INDEX", default_value_t = 1, value_parser = first(1..=QUEUE_NUMBER_MASK, MAX_TAGS))]
     tag_first: u32,
+    /// Tags, and so memory regions and windows together
+    #[arg(long, value_name = "N", default_value_t = MAX_TAGS, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_TAGS)))]
+    tags: u32,
     /// Doorbell pages: one for the kernel, and one for each process that uses the device. With
     /// the stride they make the BAR, which is 256 MiB at most
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(2..=16384))]
@@ -200,6 +203,7 @@ fn run(options: Options) -> Result<(), String> {
     config.cqs.first = options.cq_first;
     config.srqs.first = options.srq_first;
     config.tags.first = options.tag_first;
+    config.tags.count = options.tags;
     config.doorbell_pages = options.doorbell_pages;
     config.doorbell_log_stride = options.doorbell_stride;
     if config.doorbell_bar_size() > MAX_DOORBELL_BAR {

@@ -261,6 +261,7 @@ fn numbers_and_places_are_those_of_the_options() {
             "--cq-first=77".into(),
             "--srq-first=5".into(),
             "--tag-first=20480".into(),
+            "--tags=4097".into(),
         ];
         let process = Process::start("places", &options.each_ref().map(|option| &**option));
         let mut client = process.client();
@@ -291,7 +292,7 @@ fn numbers_and_places_are_those_of_the_options() {
         assert_eq!((caps.qp_first, caps.qp_count), (4660, 16384));
         assert_eq!((caps.cq_first, caps.cq_count), (77, 16384));
         assert_eq!((caps.srq_first, caps.srq_count), (5, 8192));
-        assert_eq!((caps.tag_first, caps.tag_count), (20480, 1 << 20));
+        assert_eq!((caps.tag_first, caps.tag_count), (20480, 4097));
         // It answers to the page it was made with, wherever that is.
         let arm = abi::CompletionDoorbell {
             cqn: 78,
@@ -2134,6 +2135,7 @@ fn bad_options_and_sockets_are_named() {
         ("--cq-first", ["-1", "16760833"]),
         ("--srq-first", ["-1", "16769025"]),
         ("--tag-first", ["0", "15728641"]),
+        ("--tags", ["0", "1048577"]),
         ("--doorbell-pages", ["1", "16385"]),
         ("--doorbell-stride", ["11", "17"]),
     ] {

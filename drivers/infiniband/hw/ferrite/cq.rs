@@ -73,6 +73,7 @@ use crate::{
         UserCqOps, //
     },
     ring::RingMemory,
+    shares::Holder, //
 };
 use kernel::{
     prelude::*,
@@ -335,7 +336,7 @@ impl FerriteCq {
         udata: Option<&Udata<'_, Ferrite>>,
     ) -> Result<&'a Cq<Ferrite>> {
         let log_entries = size.log_entries;
-        let number = dev.cqns.take()?;
+        let number = dev.cqns.take(Holder::of(udata.is_some()))?;
         let cqn = number.get();
         // The core has seen that there is such a vector, of processes at least.
         let vector = attr.comp_vector % dev.handlers.count();

@@ -99,13 +99,14 @@ impl Ferrite {
             paging_memory: PagingMemory::new(memory::total())?,
             handlers: Handlers::start(hw, interrupts, identity.features & caps.features)?,
             tags: Tags::new(caps::tags(&caps))?,
-            // Protection domains are numbers only; the device sets no bound.
+            // Protection domains are numbers only; the device sets no bound. As many as the device needs, and no
+            // more: what the core keeps for each is charged to nobody.
             pds: Numbers::new(1..caps.qp_count.max(1 << 16))?,
             cqns: Numbers::new(caps::cqns(&caps))?,
             // The core lists queue pairs by number, and forgets one only after it was destroyed here.
             qpns: Numbers::with_reserve(caps::qpns(&caps))?,
             srqns: Numbers::new(caps::srqns(&caps))?,
-            xrcds: Numbers::new(1..caps.max_xrcd.max(1))?,
+            xrcds: Numbers::for_users(1..caps.max_xrcd.max(1))?,
             gsi: Numbers::new(GSI_QPN..GSI_QPN + 1)?,
             doorbell_pages: DoorbellPages::new(layout.user_pages(PAGE_SIZE as u64))?,
             memory: DeviceMemory::new(layout.memory())?,

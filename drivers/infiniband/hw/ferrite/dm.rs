@@ -28,6 +28,10 @@ use crate::{
         Ucontext,
         UcontextRef, //
     },
+    shares::{
+        Holder,
+        Shares, //
+    },
     ucontext::Part,
 };
 use kernel::{
@@ -40,9 +44,10 @@ use kernel::{
     },
 };
 
-/// Which pages of device memory are in use.
+/// Which pages of device memory are in use, and how many by whom.
 pub(crate) struct PageMap {
     used: KVVec<bool>,
+    shares: Shares,
 }
 
 impl PageMap {
@@ -51,32 +56,40 @@ impl PageMap {
         for _ in 0..pages {
             used.push(false, GFP_KERNEL)?;
         }
-        Ok(Self { used })
+        let shares = Shares::new(pages as u64);
+        Ok(Self { used, shares })
     }
 
-    /// Takes `count` free pages in a row, the first a multiple of `align`.
-    fn take(&mut self, count: usize, align: usize) -> Result<usize> {
+    /// Takes `count` free pages in a row, the first a multiple of `align`: `ENOMEM` where there are none, `EDQUOT`
+    /// beyond the share of a user who is `bound` by it.
+    fn take(&mut self, holder: Holder, count: usize, align: usize, bound: bool) -> Result<usize> {
+        let first = self.find(count, align).ok_or(ENOMEM)?;
+        self.shares.take(holder, count as u64, bound)?;
+        self.mark(first, count, true);
+        Ok(first)
+    }
+
+    fn find(&self, count: usize, align: usize) -> Option<usize> {
         let mut first = 0;
-        while let Some(pages) = self
-            .used
-            .get_mut(first..)
-            .and_then(|all| all.get_mut(..count))
-        {
+        while let Some(pages) = self.used.get(first..).and_then(|all| all.get(..count)) {
             match pages.iter().rposition(|used| *used) {
-                None => {
-                    pages.fill(true);
-                    return Ok(first);
-                }
+                None => return Some(first),
                 Some(last) => first = (first + last + 1).next_multiple_of(align),
             }
         }
-        Err(ENOMEM)
+        None
     }
 
-    fn give_back(&mut self, first: usize, count: usize) {
+    fn mark(&mut self, first: usize, count: usize, used: bool) {
         if let Some(pages) = self.used.get_mut(first..first + count) {
-            pages.fill(false);
+            pages.fill(used);
         }
+    }
+
+    /// Gives pages back, which the same one must have taken.
+    fn give_back(&mut self, holder: Holder, first: usize, count: usize) {
+        self.mark(first, count, false);
+        self.shares.give_back(holder, count as u64);
     }
 }
 
@@ -110,9 +123,14 @@ impl DeviceMemory {
     }
 
     fn take(self: &Arc<Self>, pages: usize, align: usize) -> Result<Arc<Piece>> {
-        let first = self.map.lock().take(pages, align)?;
+        let holder = Holder::current();
+        let mut map = self.map.lock();
+        let first = holder.take(|bound| map.take(holder, pages, align, bound))?;
+        // Dropping a piece takes the lock.
+        drop(map);
         let piece = Piece {
             memory: self.clone(),
+            holder,
             first,
             pages,
         };
@@ -124,6 +142,7 @@ impl DeviceMemory {
 /// Pages of the device's memory; given back when neither object, region nor mapping has them.
 pub(crate) struct Piece {
     memory: Arc<DeviceMemory>,
+    holder: Holder,
     first: usize,
     pages: usize,
 }
@@ -147,7 +166,8 @@ impl Piece {
 
 impl Drop for Piece {
     fn drop(&mut self) {
-        self.memory.map.lock().give_back(self.first, self.pages);
+        let mut map = self.memory.map.lock();
+        map.give_back(self.holder, self.first, self.pages);
     }
 }
 
@@ -252,28 +272,48 @@ impl DmOps for Ferrite {
 mod tests {
     use super::*;
 
+    fn take(map: &mut PageMap, count: usize, align: usize) -> Result<usize> {
+        map.take(Holder::KERNEL, count, align, false)
+    }
+
     #[test]
     fn pieces_do_not_overlap_and_are_used_again() -> Result {
         let mut map = PageMap::new(8)?;
-        assert_eq!(map.take(3, 1), Ok(0));
-        assert_eq!(map.take(2, 1), Ok(3));
-        assert_eq!(map.take(4, 1), Err(ENOMEM));
-        map.give_back(0, 3);
-        assert_eq!(map.take(4, 1), Err(ENOMEM));
-        assert_eq!(map.take(3, 1), Ok(0));
-        assert_eq!(map.take(3, 1), Ok(5));
-        assert_eq!(map.take(1, 1), Err(ENOMEM));
+        assert_eq!(take(&mut map, 3, 1), Ok(0));
+        assert_eq!(take(&mut map, 2, 1), Ok(3));
+        assert_eq!(take(&mut map, 4, 1), Err(ENOMEM));
+        map.give_back(Holder::KERNEL, 0, 3);
+        assert_eq!(take(&mut map, 4, 1), Err(ENOMEM));
+        assert_eq!(take(&mut map, 3, 1), Ok(0));
+        assert_eq!(take(&mut map, 3, 1), Ok(5));
+        assert_eq!(take(&mut map, 1, 1), Err(ENOMEM));
         Ok(())
     }
 
     #[test]
     fn alignment_is_kept() -> Result {
         let mut map = PageMap::new(16)?;
-        assert_eq!(map.take(1, 1), Ok(0));
-        assert_eq!(map.take(2, 4), Ok(4));
-        assert_eq!(map.take(1, 8), Ok(8));
-        assert_eq!(map.take(9, 1), Err(ENOMEM));
-        assert_eq!(map.take(1, 16), Err(ENOMEM));
+        assert_eq!(take(&mut map, 1, 1), Ok(0));
+        assert_eq!(take(&mut map, 2, 4), Ok(4));
+        assert_eq!(take(&mut map, 1, 8), Ok(8));
+        assert_eq!(take(&mut map, 9, 1), Err(ENOMEM));
+        assert_eq!(take(&mut map, 1, 16), Err(ENOMEM));
+        Ok(())
+    }
+
+    #[test]
+    fn no_user_takes_all_pages() -> Result {
+        let mut map = PageMap::new(16)?;
+        let (one, other) = (Holder::user(1), Holder::user(2));
+        assert_eq!(map.take(one, 16, 1, true), Err(errno::edquot()));
+        assert_eq!(map.take(one, 12, 1, true), Ok(0));
+        assert_eq!(map.take(one, 1, 1, true), Err(errno::edquot()));
+        assert_eq!(map.take(other, 3, 1, true), Ok(12));
+        // There is one left, for who is not bound.
+        assert_eq!(map.take(one, 2, 1, false), Err(ENOMEM));
+        assert_eq!(map.take(one, 1, 1, false), Ok(15));
+        map.give_back(one, 0, 12);
+        assert_eq!(map.take(other, 6, 1, true), Ok(0));
         Ok(())
     }
 }

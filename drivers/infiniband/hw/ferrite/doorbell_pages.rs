@@ -9,69 +9,20 @@
 
 use crate::{
     doorbell_bar::UserPages,
-    kernel_ext::{
-        errno,
-        user, //
+    numbers::{
+        NumberPool,
+        NumberShares, //
     },
-    numbers::NumberPool,
-    shares::within_share, //
+    shares::Holder, //
 };
 use kernel::{
     new_mutex,
     prelude::*,
-    rbtree::RBTree,
     sync::{
         Arc,
         Mutex, //
     },
 };
-
-/// Which pages are in use, and how many by whom.
-struct Shares {
-    pool: NumberPool,
-    users: RBTree<u64, u32>,
-}
-
-impl Shares {
-    fn new(pages: u32) -> Self {
-        Self {
-            pool: NumberPool::new(0, pages),
-            users: RBTree::new(),
-        }
-    }
-
-    /// Takes a page for a user: `EDQUOT` beyond his share, where he is `bound` by it, `ENOSPC` where
-    /// all are in use.
-    fn take(&mut self, user: u64, bound: bool) -> Result<u32> {
-        let own = self.users.get(&user).copied().unwrap_or(0);
-        let (used, total) = self.pool.occupancy();
-        if bound && used < total && !within_share(own.into(), 1, (used - own).into(), total.into())
-        {
-            return Err(errno::edquot());
-        }
-        let page = self.pool.take()?;
-        match self.users.get_mut(&user) {
-            Some(own) => *own += 1,
-            None => {
-                if let Err(error) = self.users.try_create_and_insert(user, 1, GFP_KERNEL) {
-                    self.pool.give_back(page);
-                    return Err(error);
-                }
-            }
-        }
-        Ok(page)
-    }
-
-    fn give_back(&mut self, user: u64, page: u32) {
-        self.pool.give_back(page);
-        if let Some(own) = self.users.get_mut(&user) {
-            *own -= 1;
-            if *own == 0 {
-                self.users.remove(&user);
-            }
-        }
-    }
-}
 
 /// The doorbell pages of a device that are for processes.
 #[pin_data]
@@ -79,14 +30,17 @@ pub(crate) struct DoorbellPages {
     layout: UserPages,
     /// By index in `layout`.
     #[pin]
-    shares: Mutex<Shares>,
+    shares: Mutex<NumberShares>,
 }
 
 impl DoorbellPages {
     /// None of them is in use yet.
     pub(crate) fn new(layout: UserPages) -> Result<Arc<Self>> {
         let pages = pin_init!(Self {
-            shares <- new_mutex!(Shares::new(layout.count()), "ferrite_doorbell_pages"),
+            shares <- new_mutex!(
+                NumberShares::for_users(NumberPool::new(0, layout.count())),
+                "ferrite_doorbell_pages"
+            ),
             layout,
         });
         Arc::pin_init(pages, GFP_KERNEL)
@@ -94,23 +48,17 @@ impl DoorbellPages {
 
     /// How many pages are in use, and how many there are. Sleeps.
     pub(crate) fn occupancy(&self) -> (u32, u32) {
-        self.shares.lock().pool.occupancy()
+        self.shares.lock().occupancy()
     }
 
     /// Takes a page for the current process until the result is dropped. Sleeps.
     pub(crate) fn take(self: &Arc<Self>) -> Result<DoorbellPage> {
-        let user = user::accountable();
+        let holder = Holder::current();
         let mut shares = self.shares.lock();
-        // Only where it matters, as being asked for a capability leaves traces.
-        let index = match shares.take(user, true) {
-            Err(error) if error == errno::edquot() && user::may_exceed_limits() => {
-                shares.take(user, false)?
-            }
-            taken => taken?,
-        };
+        let index = holder.take(|bound| shares.take(holder, bound))?;
         Ok(DoorbellPage {
             index,
-            user,
+            holder,
             pages: self.clone(),
         })
     }
@@ -119,7 +67,7 @@ impl DoorbellPages {
 /// A doorbell page that is in use; given back when dropped, which sleeps.
 pub(crate) struct DoorbellPage {
     index: u32,
-    user: u64,
+    holder: Holder,
     pages: Arc<DoorbellPages>,
 }
 
@@ -137,7 +85,7 @@ impl DoorbellPage {
 
 impl Drop for DoorbellPage {
     fn drop(&mut self) {
-        self.pages.shares.lock().give_back(self.user, self.index);
+        self.pages.shares.lock().give_back(self.holder, self.index);
     }
 }
 
@@ -148,15 +96,6 @@ mod tests {
         DoorbellBar,
         Said, //
     };
-
-    /// Takes all that a user gets.
-    fn take_all(shares: &mut Shares, user: u64, bound: bool) -> u32 {
-        let mut pages = 0;
-        while shares.take(user, bound).is_ok() {
-            pages += 1;
-        }
-        pages
-    }
 
     #[test]
     fn a_page_is_the_devices_one_of_a_page_of_the_host() -> Result {
@@ -180,57 +119,5 @@ mod tests {
         drop(first);
         assert_eq!(pages.occupancy(), (1, 15));
         Ok(())
-    }
-
-    #[test]
-    fn no_user_leaves_nothing_for_others() {
-        let mut shares = Shares::new(1023);
-        let mut left = 1023;
-        for user in 0..4 {
-            let taken = take_all(&mut shares, user, true);
-            assert_eq!(taken, left - left / 4);
-            assert!(taken < left);
-            left -= taken;
-        }
-        // The administrator gets the rest.
-        assert_eq!(take_all(&mut shares, 0, false), left);
-        assert_eq!(shares.take(7, false), Err(ENOSPC));
-    }
-
-    #[test]
-    fn beyond_the_share_it_is_the_quota_that_is_said_to_be_exceeded() -> Result {
-        let mut shares = Shares::new(8);
-        assert_eq!(take_all(&mut shares, 5, true), 6);
-        assert_eq!(shares.take(5, true), Err(errno::edquot()));
-        shares.take(6, true)?;
-        Ok(())
-    }
-
-    #[test]
-    fn what_is_given_back_can_be_taken_again() -> Result {
-        let mut shares = Shares::new(8);
-        for _ in 0..100 {
-            let page = shares.take(5, true)?;
-            shares.give_back(5, page);
-        }
-        let mut pages = KVec::new();
-        while let Ok(page) = shares.take(5, true) {
-            pages.push(page, GFP_KERNEL)?;
-        }
-        assert_eq!(pages.len(), 6);
-        assert_eq!(shares.pool.occupancy(), (6, 8));
-        for page in pages {
-            shares.give_back(5, page);
-        }
-        assert!(shares.users.get(&5).is_none());
-        assert_eq!(take_all(&mut shares, 6, true), 6);
-        Ok(())
-    }
-
-    #[test]
-    fn a_single_page_is_for_anybody() {
-        let mut shares = Shares::new(1);
-        assert_eq!(take_all(&mut shares, 5, true), 1);
-        assert_eq!(shares.take(6, true), Err(ENOSPC));
     }
 }

@@ -36,6 +36,7 @@ mod mw;
 mod named;
 mod numbers;
 mod odp;
+mod parting;
 mod pci;
 mod pd;
 mod port;

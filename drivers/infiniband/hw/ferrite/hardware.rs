@@ -795,8 +795,8 @@ impl Hardware {
                 return cq.map_or(0, |cq| FerriteCq::notify(&cq));
             }
             Some(EventCode::CommandDone) => match self.cqp.finished(event, answers) {
-                Some((PostedFor::Making, number, error)) => {
-                    self.registration_failed(number, error);
+                Some((PostedFor::Making, _, error)) => {
+                    self.registration_failed(error);
                 }
                 Some((PostedFor::Release, number, error)) => {
                     self.release_failed(number, error);
@@ -884,16 +884,13 @@ impl Hardware {
     }
 
     /// Tells of a registration that failed after its key was given out, if not too often: who has the key learns it
-    /// when he uses it.
+    /// when he uses it. It is not said which: the key is nobody's but its owner's, and the log may be everybody's.
     #[cold]
-    fn registration_failed(self: &Arc<Self>, number: u32, error: Error) {
+    fn registration_failed(self: &Arc<Self>, error: Error) {
         if self.registration_prints.allows(c"ferrite registrations") {
-            // The whole key is nobody's but its owner's.
-            let index = Tag(number).index();
             dev_warn!(
                 self.pdev,
-                "registration of tag index {:#x} failed: {:?}\n",
-                index,
+                "a registration failed after its key was given out: {:?}\n",
                 error
             );
         }
@@ -910,6 +907,7 @@ impl Hardware {
             // It was never made, and there is nothing that the device could use.
             return;
         }
+        // It may be said: all keys end with the life of the device, and no other life has them.
         let index = Tag(number).index();
         dev_err!(
             self.pdev,

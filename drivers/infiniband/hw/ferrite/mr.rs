@@ -482,7 +482,7 @@ impl FerriteMr {
         // Before anything is pinned.
         device_access(region.access, pd.device().features())?;
         let state = UserState {
-            memory: Arc::new(pin_region(pd.device(), region)?, GFP_KERNEL)?,
+            memory: Arc::new(pin_region(pd.device(), region)?, GFP_KERNEL_ACCOUNT)?,
             pd: pd.number(),
             access: region.access,
             iova: region.iova,
@@ -497,11 +497,11 @@ impl FerriteMr {
         state: UserState,
     ) -> Result<&'a Mr<Ferrite>> {
         let dev = pd.device();
-        let taken = dev.tags.take()?;
+        let taken = dev.tags.take(pd.holder())?;
         let tag = taken.get();
         let command = state.command(tag.0, 0, dev.features())?;
         // First, so that it goes last where something fails: the device is told of the memory below.
-        let state = Arc::pin_init(new_mutex!(state, "ferrite_mr"), GFP_KERNEL)?;
+        let state = Arc::pin_init(new_mutex!(state, "ferrite_mr"), GFP_KERNEL_ACCOUNT)?;
         let object = tpt::make(dev, &command, tag)?;
         let named = match &pd.regions {
             Some(regions) => Some(regions.add(tag.0, state.clone())?),
@@ -529,7 +529,7 @@ impl FerriteMr {
             return Err(errno::eopnotsupp());
         }
         let access = region_rights(region.access, dev.features())?;
-        let taken = dev.tags.take()?;
+        let taken = dev.tags.take(pd.holder())?;
         let tag = taken.get();
         let memory = OnDemand::new(dev, pd.number(), tag.0, region)?;
         let buffer = memory.buffer()?;
@@ -574,7 +574,7 @@ impl FerriteMr {
         let dev = pd.device();
         let access = device_access(region.access, dev.features())?;
         let piece = dm.piece().clone();
-        let taken = dev.tags.take()?;
+        let taken = dev.tags.take(pd.holder())?;
         let tag = taken.get();
         let object = tpt::make(
             dev,
@@ -617,7 +617,7 @@ impl FerriteMr {
         memory: RegionMemory,
     ) -> Result<&'a Mr<Ferrite>> {
         let dev = pd.device();
-        let taken = dev.tags.take()?;
+        let taken = dev.tags.take(pd.holder())?;
         let tag = taken.get();
         let object = tpt::make(
             dev,
@@ -721,7 +721,10 @@ impl MrOps for Ferrite {
     ) -> Result<&'a Mr<Self>> {
         device_access(region.access, pd.device().features())?;
         let state = UserState {
-            memory: Arc::new(UserMemory::pin_dmabuf(pd.device(), region)?, GFP_KERNEL)?,
+            memory: Arc::new(
+                UserMemory::pin_dmabuf(pd.device(), region)?,
+                GFP_KERNEL_ACCOUNT,
+            )?,
             pd: pd.number(),
             access: region.access,
             iova: region.iova,
@@ -755,7 +758,7 @@ impl MrOps for Ferrite {
         let memory = match &change.memory {
             Some(region) => {
                 let memory = pin_region(dev, &UserRegion { access, ..*region })?;
-                Some(Arc::new(memory, GFP_KERNEL)?)
+                Some(Arc::new(memory, GFP_KERNEL_ACCOUNT)?)
             }
             None => {
                 before.memory.check_access(access)?;
@@ -812,10 +815,9 @@ impl MrOps for Ferrite {
         Ok(())
     }
 
-    /// Tells details of a region to whoever lists them: not what would make its key known, which the core shows to
-    /// administrators alone.
+    /// Tells details of a region to whoever lists them: nothing of its key, which the core shows to administrators
+    /// alone. With its index only 256 keys would be left to try.
     fn describe_mr(mr: &Mr<Self>, details: &mut Details<'_>) -> Result {
-        details.hex(c"index", Tag(mr.lkey()).index())?;
         if let Some(making) = mr.object.as_ref().map(DeviceObject::making) {
             let (word, errno) = registration(making);
             if let Some(word) = word {

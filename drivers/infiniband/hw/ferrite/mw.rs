@@ -97,7 +97,7 @@ impl FerriteMw {
         kind: TagKind,
     ) -> Result<&'a Mw<Ferrite>> {
         let dev = pd.device();
-        let taken = dev.tags.take()?;
+        let taken = dev.tags.take(pd.holder())?;
         let tag = taken.get();
         let object = tpt::make(
             dev,

@@ -3,6 +3,10 @@
 //! Numbers for objects: a number that was freed rests a while before it is used again, so that
 //! late packets, events and keys meet nothing rather than a stranger.
 
+use crate::shares::{
+    Holder,
+    Shares, //
+};
 use core::ops::Range;
 use kernel::{
     new_mutex,
@@ -53,12 +57,14 @@ impl NumberPool {
         }
     }
 
+    /// How many numbers can be in use.
+    const fn usable(&self) -> u32 {
+        (self.limit.saturating_sub(self.first)).saturating_sub(self.reserve)
+    }
+
     /// How many numbers are in use, and how many can be.
     pub(crate) fn occupancy(&self) -> (u32, u32) {
-        (
-            self.links.len() as u32 - self.resting,
-            (self.limit.saturating_sub(self.first)).saturating_sub(self.reserve),
-        )
+        (self.links.len() as u32 - self.resting, self.usable())
     }
 
     /// Takes a number: `ENOSPC` when all are in use.
@@ -174,45 +180,98 @@ impl Shuffle {
     }
 }
 
-/// A [`NumberPool`] that is shared by those who took numbers from it.
+/// A [`NumberPool`] in which each user has a share.
+pub(crate) struct NumberShares {
+    pool: NumberPool,
+    shares: Shares,
+}
+
+impl NumberShares {
+    /// Numbers that are for users alone.
+    pub(crate) fn for_users(pool: NumberPool) -> Self {
+        let shares = Shares::new(pool.usable().into());
+        Self { pool, shares }
+    }
+
+    /// Numbers that the kernel has some of as well.
+    pub(crate) fn for_all(pool: NumberPool) -> Self {
+        let shares = Shares::with_kernel(pool.usable().into());
+        Self { pool, shares }
+    }
+
+    /// How many numbers are in use, and how many can be.
+    pub(crate) fn occupancy(&self) -> (u32, u32) {
+        self.pool.occupancy()
+    }
+
+    /// Takes a number: `EDQUOT` beyond the share of a user, where he is `bound` by it, `ENOSPC` where all are in
+    /// use.
+    pub(crate) fn take(&mut self, holder: Holder, bound: bool) -> Result<u32> {
+        self.shares.take(holder, 1, bound)?;
+        self.pool
+            .take()
+            .inspect_err(|_| self.shares.give_back(holder, 1))
+    }
+
+    /// Gives a number back, which the same one must have taken.
+    pub(crate) fn give_back(&mut self, holder: Holder, number: u32) {
+        self.pool.give_back(number);
+        self.shares.give_back(holder, 1);
+    }
+}
+
+/// [`NumberShares`] that are shared by those who took numbers from them.
 #[pin_data]
 pub(crate) struct Numbers {
     #[pin]
-    pool: Mutex<NumberPool>,
+    shares: Mutex<NumberShares>,
 }
 
 impl Numbers {
-    /// The numbers of a range.
+    /// The numbers of a range, of which users leave some for the kernel.
     pub(crate) fn new(range: Range<u32>) -> Result<Arc<Self>> {
-        let numbers = pin_init!(Self {
-            pool <- new_mutex!(NumberPool::new(range.start, range.end), "ferrite_numbers"),
-        });
-        Arc::pin_init(numbers, GFP_KERNEL)
+        Self::of(NumberShares::for_all(NumberPool::new(
+            range.start,
+            range.end,
+        )))
+    }
+
+    /// The same, for users alone.
+    pub(crate) fn for_users(range: Range<u32>) -> Result<Arc<Self>> {
+        Self::of(NumberShares::for_users(NumberPool::new(
+            range.start,
+            range.end,
+        )))
     }
 
     /// As [`Numbers::new`], of which some are never in use: however many there are, a number that was
     /// freed rests until [`REST`] others were freed after it (an eighth of all, where there are few).
     pub(crate) fn with_reserve(range: Range<u32>) -> Result<Arc<Self>> {
         let reserve = REST.min(range.len() as u32 / 8);
+        let pool = NumberPool::with_reserve(range.start, range.end, reserve);
+        Self::of(NumberShares::for_all(pool))
+    }
+
+    fn of(shares: NumberShares) -> Result<Arc<Self>> {
         let numbers = pin_init!(Self {
-            pool <- new_mutex!(
-                NumberPool::with_reserve(range.start, range.end, reserve),
-                "ferrite_numbers"
-            ),
+            shares <- new_mutex!(shares, "ferrite_numbers"),
         });
         Arc::pin_init(numbers, GFP_KERNEL)
     }
 
     /// How many numbers are in use, and how many can be. Sleeps.
     pub(crate) fn occupancy(&self) -> (u32, u32) {
-        self.pool.lock().occupancy()
+        self.shares.lock().occupancy()
     }
 
-    /// Takes a number until the result is dropped: `ENOSPC` when all are in use. Sleeps.
-    pub(crate) fn take(self: &Arc<Self>) -> Result<Number> {
-        let value = self.pool.lock().take()?;
+    /// Takes a number until the result is dropped: `EDQUOT` beyond a user's share, `ENOSPC` when all are in
+    /// use. Sleeps.
+    pub(crate) fn take(self: &Arc<Self>, holder: Holder) -> Result<Number> {
+        let mut shares = self.shares.lock();
+        let value = holder.take(|bound| shares.take(holder, bound))?;
         Ok(Number {
             value,
+            holder,
             numbers: self.clone(),
         })
     }
@@ -221,6 +280,7 @@ impl Numbers {
 /// A number that is in use; given back when dropped, which sleeps.
 pub(crate) struct Number {
     value: u32,
+    holder: Holder,
     numbers: Arc<Numbers>,
 }
 
@@ -233,13 +293,15 @@ impl Number {
 
 impl Drop for Number {
     fn drop(&mut self) {
-        self.numbers.pool.lock().give_back(self.value);
+        let mut shares = self.numbers.shares.lock();
+        shares.give_back(self.holder, self.value);
     }
 }
 
 #[kunit_tests(ferrite_numbers)]
 mod tests {
     use super::*;
+    use crate::kernel_ext::errno;
 
     #[test]
     fn all_numbers_of_the_range_and_no_other_are_given_out() -> Result {
@@ -319,6 +381,95 @@ mod tests {
             pool.give_back(other);
         }
         assert_eq!(pool.take()?, 10);
+        Ok(())
+    }
+
+    /// Takes all numbers that a user gets.
+    fn take_all(shares: &mut NumberShares, user: u64, bound: bool) -> u32 {
+        let mut numbers = 0;
+        while shares.take(Holder::user(user), bound).is_ok() {
+            numbers += 1;
+        }
+        numbers
+    }
+
+    #[test]
+    fn no_user_leaves_nothing_for_others() {
+        let mut shares = NumberShares::for_users(NumberPool::new(0, 1023));
+        let mut left = 1023;
+        for user in 0..4 {
+            let taken = take_all(&mut shares, user, true);
+            assert_eq!(taken, left - left / 4);
+            assert!(taken < left);
+            left -= taken;
+        }
+        // The administrator gets the rest.
+        assert_eq!(take_all(&mut shares, 0, false), left);
+        assert_eq!(shares.take(Holder::user(7), false), Err(ENOSPC));
+    }
+
+    #[test]
+    fn users_together_leave_some_for_the_kernel() -> Result {
+        let mut shares = NumberShares::for_all(NumberPool::with_reserve(16, 16 + 1024, 64));
+        let taken: u32 = (0..20).map(|user| take_all(&mut shares, user, true)).sum();
+        assert_eq!((taken, shares.occupancy()), (900, (900, 960)));
+        for _ in 0..60 {
+            shares.take(Holder::KERNEL, false)?;
+        }
+        assert_eq!(shares.take(Holder::KERNEL, false), Err(ENOSPC));
+        Ok(())
+    }
+
+    #[test]
+    fn beyond_the_share_it_is_the_quota_that_is_said_to_be_exceeded() -> Result {
+        let mut shares = NumberShares::for_users(NumberPool::new(0, 8));
+        assert_eq!(take_all(&mut shares, 5, true), 6);
+        assert_eq!(shares.take(Holder::user(5), true), Err(errno::edquot()));
+        shares.take(Holder::user(6), true)?;
+        Ok(())
+    }
+
+    #[test]
+    fn what_is_given_back_can_be_taken_again() -> Result {
+        let mut shares = NumberShares::for_users(NumberPool::new(0, 8));
+        let user = Holder::user(5);
+        for _ in 0..100 {
+            let number = shares.take(user, true)?;
+            shares.give_back(user, number);
+        }
+        let mut numbers = KVec::new();
+        while let Ok(number) = shares.take(user, true) {
+            numbers.push(number, GFP_KERNEL)?;
+        }
+        assert_eq!(numbers.len(), 6);
+        assert_eq!(shares.occupancy(), (6, 8));
+        for number in numbers {
+            shares.give_back(user, number);
+        }
+        assert_eq!(take_all(&mut shares, 6, true), 6);
+        Ok(())
+    }
+
+    #[test]
+    fn a_single_number_is_for_anybody() {
+        for (user, other) in [(5, 6), (6, 5)] {
+            let mut shares = NumberShares::for_all(NumberPool::new(1, 2));
+            assert_eq!(take_all(&mut shares, user, true), 1);
+            assert_eq!(shares.take(Holder::user(other), true), Err(ENOSPC));
+        }
+    }
+
+    #[test]
+    fn a_number_is_given_back_to_whom_it_was_taken_for() -> Result {
+        let numbers = Numbers::new(0..32)?;
+        let kernels = numbers.take(Holder::KERNEL)?;
+        let own = numbers.take(Holder::user(5))?;
+        assert_eq!(numbers.occupancy(), (2, 32));
+        drop(kernels);
+        drop(own);
+        assert_eq!(numbers.occupancy(), (0, 32));
+        let mut shares = numbers.shares.lock();
+        assert_eq!(take_all(&mut shares, 5, true), 23);
         Ok(())
     }
 }

@@ -43,7 +43,10 @@ use crate::{
         UserRegion,
         ON_DEMAND_BYTES_PER_PAGE, //
     },
-    shares::Shares,
+    shares::{
+        Holder,
+        Shares, //
+    },
 };
 use core::ops::Range;
 use kernel::{
@@ -172,7 +175,10 @@ impl Account {
     fn charge(&self, bytes: u64) -> Result<Charge> {
         let bytes = if self.bound { bytes } else { 0 };
         if bytes > 0 {
-            self.memory.shares.lock().take(self.user, bytes)?;
+            let mut shares = self.memory.shares.lock();
+            // Beyond the share it is as where there is no memory: what is not used is given back for it.
+            let taken = shares.take(Holder::user(self.user), bytes, true);
+            taken.map_err(|_| ENOMEM)?;
         }
         Ok(Charge {
             memory: self.memory.clone(),
@@ -223,7 +229,8 @@ struct Charge {
 impl Drop for Charge {
     fn drop(&mut self) {
         if self.bytes > 0 {
-            self.memory.shares.lock().give_back(self.user, self.bytes);
+            let mut shares = self.memory.shares.lock();
+            shares.give_back(Holder::user(self.user), self.bytes);
         }
     }
 }

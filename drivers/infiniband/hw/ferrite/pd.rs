@@ -20,6 +20,7 @@ use crate::{
         Ucontext,
         Udata, //
     },
+    shares::Holder, //
 };
 use kernel::{
     prelude::*,
@@ -42,6 +43,11 @@ impl FerritePd {
     pub(crate) fn number(&self) -> u32 {
         self.number.get()
     }
+
+    /// Whose what is made in it now is.
+    pub(crate) fn holder(&self) -> Holder {
+        Holder::of(self.regions.is_some())
+    }
 }
 
 impl PdOps for Ferrite {
@@ -52,7 +58,7 @@ impl PdOps for Ferrite {
         new: New<'a, kind::Pd, Self>,
         udata: Option<&Udata<'_, Self>>,
     ) -> Result<&'a Pd<Self>> {
-        let number = dev.pds.take()?;
+        let number = dev.pds.take(Holder::of(udata.is_some()))?;
         let response = abi::UverbsPdResponse {
             pdn: number.get(),
             reserved: 0,

@@ -68,6 +68,7 @@ use crate::{
         SendList,
         Udata, //
     },
+    shares::Holder,
     srq::FerriteSrq,
     wqe::SendTerms,
 };
@@ -188,8 +189,8 @@ impl FerriteQp {
             cap.max_recv_sge = 0;
         }
         let number = match service {
-            Service::Gsi => dev.gsi.take()?,
-            _ => dev.qpns.take()?,
+            Service::Gsi => dev.gsi.take(Holder::KERNEL)?,
+            _ => dev.qpns.take(Holder::of(udata.is_some()))?,
         };
         let qpn = number.get();
 

@@ -49,6 +49,7 @@ use crate::{
         },
     },
     lent::Reach,
+    parting,
     pci::Life,
     rdma::{
         DeviceName,
@@ -101,9 +102,6 @@ const FORGIVEN_AFTER: u64 = 60_000;
 /// For how many milliseconds who asks for an attempt waits for its end: devlink, and all of generic netlink
 /// that has a lock to write, wait with him, while a user can hold an attempt up for as long as he likes.
 const PATIENCE: u32 = 20_000;
-
-/// After so many milliseconds it is said that users take their time to let go.
-const LONG_PARTING: u64 = 5_000;
 
 /// For how many milliseconds at most those are waited for who are letting go of their queue pairs when a life is to
 /// end, and how often it is looked whether they have.
@@ -815,7 +813,7 @@ impl Recovery {
             // A device that was pulled out answers no command; there is no need to wait for it.
             life.hw().check_presence();
         }
-        drop(life);
+        parting::end(&self.pdev, life);
     }
 
     /// The registers.
@@ -971,16 +969,7 @@ impl Recovery {
         if let Some(life) = lives.life.take() {
             lives.kept.name = life.name();
             // Also where no other can begin: consumers are rid of it.
-            let parting = self.now();
-            drop(life);
-            let parting = self.now() - parting;
-            if parting > LONG_PARTING {
-                dev_warn!(
-                    self.pdev,
-                    "users took {} ms to let go of the device\n",
-                    parting
-                );
-            }
+            parting::end(&self.pdev, life);
         }
         {
             let mut current = self.current.lock();

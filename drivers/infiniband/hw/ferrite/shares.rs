@@ -1,59 +1,129 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Shares in what there is only so much of, by user: none may have so much that nothing is left for
-//! others.
+//! others, nor may all of them together leave nothing for the kernel.
 
+use crate::kernel_ext::{
+    errno,
+    user, //
+};
 use kernel::{
     prelude::*,
     rbtree::RBTree, //
 };
 
+/// Which part of what the kernel needs too is not for users, even if it does not use that now.
+const KERNELS_PART: u64 = 16;
+
+/// Who has something: a user, or the kernel, for its own consumers, whom no share binds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Holder(u64);
+
+impl Holder {
+    /// The kernel.
+    pub(crate) const KERNEL: Self = Self(user::KERNEL);
+
+    /// The user with a number ([`user::accountable`]).
+    pub(crate) const fn user(number: u64) -> Self {
+        Self(number)
+    }
+
+    /// Who answers for the current process.
+    pub(crate) fn current() -> Self {
+        Self::user(user::accountable())
+    }
+
+    /// Whose an object is that is made for a process, which is the current one, or else for the kernel: whoever
+    /// the current process is, as that happens in system calls too.
+    pub(crate) fn of(is_user: bool) -> Self {
+        if is_user {
+            Self::current()
+        } else {
+            Self::KERNEL
+        }
+    }
+
+    /// Calls `take` for what this one is to have, with whether a share binds. Who may exceed limits is bound by none;
+    /// it is found out only where it matters, as being asked for a capability leaves traces.
+    pub(crate) fn take<T>(self, mut take: impl FnMut(bool) -> Result<T>) -> Result<T> {
+        if self == Self::KERNEL {
+            return take(false);
+        }
+        match take(true) {
+            Err(error) if error == errno::edquot() && user::may_exceed_limits() => take(false),
+            taken => taken,
+        }
+    }
+}
+
 /// Whether a user with `own` of something may have `more` of it, where others have `others` of
-/// `total`: up to three quarters of what others have not taken, and once at least.
-pub(crate) fn within_share(own: u64, more: u64, others: u64, total: u64) -> bool {
+/// `total`: up to three quarters of what others have not taken.
+fn within_share(own: u64, more: u64, others: u64, total: u64) -> bool {
     let left = total.saturating_sub(others);
-    own.saturating_add(more) <= (left - left / 4).max(more.min(left))
+    own.saturating_add(more) <= left - left / 4
 }
 
 /// How much of something each user has.
 pub(crate) struct Shares {
     total: u64,
+    /// How much the kernel has if it has less.
+    reserve: u64,
     used: u64,
-    users: RBTree<u64, u64>,
+    holders: RBTree<u64, u64>,
 }
 
 impl Shares {
+    /// Of what is for users alone.
     pub(crate) fn new(total: u64) -> Self {
         Self {
             total,
+            reserve: 0,
             used: 0,
-            users: RBTree::new(),
+            holders: RBTree::new(),
         }
     }
 
-    /// Takes some for a user; `ENOMEM` beyond his share.
-    pub(crate) fn take(&mut self, user: u64, more: u64) -> Result {
-        let own = self.users.get(&user).copied().unwrap_or(0);
-        if !within_share(own, more, self.used - own, self.total) {
-            return Err(ENOMEM);
+    /// Of what the kernel has some of as well.
+    pub(crate) fn with_kernel(total: u64) -> Self {
+        Self {
+            reserve: total / KERNELS_PART,
+            ..Self::new(total)
         }
-        match self.users.get_mut(&user) {
+    }
+
+    fn of(&self, holder: Holder) -> u64 {
+        self.holders.get(&holder.0).copied().unwrap_or(0)
+    }
+
+    /// Takes some: `ENOSPC` where there is not so much left, `EDQUOT` beyond a user's share, where he is `bound`
+    /// by it.
+    pub(crate) fn take(&mut self, holder: Holder, more: u64, bound: bool) -> Result {
+        if more > self.total - self.used {
+            return Err(ENOSPC);
+        }
+        let own = self.of(holder);
+        let kept = self.reserve.saturating_sub(self.of(Holder::KERNEL));
+        if bound && !within_share(own, more, self.used - own + kept, self.total) {
+            return Err(errno::edquot());
+        }
+        match self.holders.get_mut(&holder.0) {
             Some(own) => *own += more,
             None => {
-                self.users.try_create_and_insert(user, more, GFP_KERNEL)?;
+                self.holders
+                    .try_create_and_insert(holder.0, more, GFP_KERNEL)?;
             }
         }
         self.used += more;
         Ok(())
     }
 
-    /// Gives back what was taken for a user.
-    pub(crate) fn give_back(&mut self, user: u64, less: u64) {
+    /// Gives back what was taken.
+    pub(crate) fn give_back(&mut self, holder: Holder, less: u64) {
         self.used -= less;
-        if let Some(own) = self.users.get_mut(&user) {
+        if let Some(own) = self.holders.get_mut(&holder.0) {
             *own -= less;
             if *own == 0 {
-                self.users.remove(&user);
+                self.holders.remove(&holder.0);
             }
         }
     }
@@ -66,7 +136,7 @@ mod tests {
     /// Takes all that a user gets.
     fn take_all(shares: &mut Shares, user: u64, step: u64) -> u64 {
         let mut taken = 0;
-        while shares.take(user, step).is_ok() {
+        while shares.take(Holder::user(user), step, true).is_ok() {
             taken += step;
         }
         taken
@@ -85,12 +155,27 @@ mod tests {
     }
 
     #[test]
+    fn nor_all_at_once() {
+        let mut shares = Shares::new(256);
+        for much in [193, 256] {
+            assert_eq!(
+                shares.take(Holder::user(1), much, true),
+                Err(errno::edquot())
+            );
+        }
+        assert_eq!(shares.take(Holder::user(1), 192, true), Ok(()));
+    }
+
+    #[test]
     fn what_is_too_much_at_once_takes_nothing() {
         let mut shares = Shares::new(1 << 20);
-        assert_eq!(shares.take(1, (1 << 20) + 1), Err(ENOMEM));
-        assert_eq!(shares.take(1, u64::MAX), Err(ENOMEM));
+        for bound in [false, true] {
+            for much in [(1 << 20) + 1, u64::MAX] {
+                assert_eq!(shares.take(Holder::user(1), much, bound), Err(ENOSPC));
+            }
+        }
         assert_eq!(shares.used, 0);
-        assert!(shares.users.is_empty());
+        assert!(shares.holders.is_empty());
     }
 
     #[test]
@@ -100,11 +185,45 @@ mod tests {
             let taken = take_all(&mut shares, 1, 64);
             assert!(taken > 0);
             for _ in 0..taken / 64 {
-                shares.give_back(1, 64);
+                shares.give_back(Holder::user(1), 64);
             }
             assert_eq!(shares.used, 0);
-            assert!(shares.users.is_empty());
+            assert!(shares.holders.is_empty());
         }
         assert_eq!(take_all(&mut shares, 2, 64), 3 << 18);
+    }
+
+    #[test]
+    fn users_together_leave_some_for_the_kernel() -> Result {
+        const TOTAL: u64 = 1600;
+        let mut shares = Shares::with_kernel(TOTAL);
+        let taken: u64 = (1..100).map(|user| take_all(&mut shares, user, 1)).sum();
+        assert_eq!(taken, TOTAL - TOTAL / KERNELS_PART);
+        // Who may exceed limits gets more, and the kernel what is there.
+        shares.take(Holder::user(7), 1, false)?;
+        shares.take(Holder::KERNEL, TOTAL / KERNELS_PART - 1, false)?;
+        assert_eq!(shares.take(Holder::KERNEL, 1, false), Err(ENOSPC));
+        assert_eq!(shares.take(Holder::user(7), 1, false), Err(ENOSPC));
+        Ok(())
+    }
+
+    #[test]
+    fn what_the_kernel_has_is_of_its_own_part_first() -> Result {
+        let mut shares = Shares::with_kernel(1600);
+        shares.take(Holder::KERNEL, 100, false)?;
+        assert_eq!(take_all(&mut shares, 1, 1), 1125);
+        shares.give_back(Holder::user(1), 1125);
+        // Beyond that it has what users do not.
+        shares.take(Holder::KERNEL, 700, false)?;
+        assert_eq!(take_all(&mut shares, 1, 1), 600);
+        Ok(())
+    }
+
+    #[test]
+    fn the_kernel_is_bound_by_no_share() {
+        let asked = Holder::KERNEL.take(|bound| Ok(bound));
+        assert_eq!(asked, Ok(false));
+        let asked = Holder::user(5).take(|bound| Ok(bound));
+        assert_eq!(asked, Ok(true));
     }
 }

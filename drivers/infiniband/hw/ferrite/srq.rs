@@ -52,6 +52,7 @@ use crate::{
         Udata, //
     },
     ring::RingMemory,
+    shares::Holder,
     wqe,
 };
 use kernel::{
@@ -270,7 +271,7 @@ impl FerriteSrq {
                 (geometry, kernel_ring(dev, &geometry)?)
             }
         };
-        let number = dev.srqns.take()?;
+        let number = dev.srqns.take(Holder::of(udata.is_some()))?;
         let srqn = number.get();
         let object = DeviceObject::create(
             &dev.hw,

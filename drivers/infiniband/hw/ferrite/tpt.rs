@@ -19,9 +19,11 @@ use crate::{
     kernel_ext::random,
     numbers::{
         NumberPool,
+        NumberShares,
         Shuffle, //
     },
     rdma,
+    shares::Holder, //
 };
 use core::ops::Range;
 use kernel::{
@@ -52,7 +54,7 @@ pub(crate) struct TagAllocator {
     /// The least index.
     first: u32,
     /// Places in the shuffle.
-    places: NumberPool,
+    places: NumberShares,
     /// Which index each place has, less `first`.
     shuffle: Shuffle,
     /// By place.
@@ -69,19 +71,19 @@ impl TagAllocator {
         let count = indices.len() as u32;
         Self {
             first: indices.start,
-            places: NumberPool::new(0, count),
+            places: NumberShares::for_all(NumberPool::new(0, count)),
             shuffle: Shuffle::new(count, core::array::from_fn(|_| random::get_u32())),
             instances: KVVec::new(),
         }
     }
 
-    /// Takes a tag that is not in use.
-    pub(crate) fn take(&mut self) -> Result<Tag> {
-        let place = self.places.take()?;
+    /// Takes a tag that is not in use, of a share as [`NumberShares::take`] does.
+    pub(crate) fn take(&mut self, holder: Holder, bound: bool) -> Result<Tag> {
+        let place = self.places.take(holder, bound)?;
         let random = random::get_u32() as u8;
         if place as usize >= self.instances.len() {
             if let Err(error) = self.instances.push(random, GFP_KERNEL) {
-                self.places.give_back(place);
+                self.places.give_back(holder, place);
                 return Err(error.into());
             }
         }
@@ -90,13 +92,13 @@ impl TagAllocator {
         Ok(Tag::new(self.first + self.shuffle.get(place), *instance))
     }
 
-    /// Gives a tag back. Its instance may have been changed since by its consumer (fast
+    /// Gives a tag back, which the same one must have taken. Its instance may have been changed since by its consumer (fast
     /// registration): the next use counts on from there.
-    pub(crate) fn give_back(&mut self, tag: Tag) {
+    pub(crate) fn give_back(&mut self, holder: Holder, tag: Tag) {
         let place = self.shuffle.place_of(tag.index() - self.first);
         if let Some(instance) = self.instances.get_mut(place as usize) {
             *instance = tag.instance();
-            self.places.give_back(place);
+            self.places.give_back(holder, place);
         }
     }
 }
@@ -122,11 +124,14 @@ impl Tags {
         self.allocator.lock().places.occupancy()
     }
 
-    /// Takes a tag until the result is dropped. Sleeps.
-    pub(crate) fn take(self: &Arc<Self>) -> Result<TakenTag> {
-        let tag = self.allocator.lock().take()?;
+    /// Takes a tag until the result is dropped: `EDQUOT` beyond a user's share, `ENOSPC` when all are in use.
+    /// Sleeps.
+    pub(crate) fn take(self: &Arc<Self>, holder: Holder) -> Result<TakenTag> {
+        let mut allocator = self.allocator.lock();
+        let tag = holder.take(|bound| allocator.take(holder, bound))?;
         Ok(TakenTag {
             tag,
+            holder,
             latest: Atomic::new(tag.0),
             tags: self.clone(),
         })
@@ -136,6 +141,7 @@ impl Tags {
 /// A tag that is in use; given back when dropped, which sleeps.
 pub(crate) struct TakenTag {
     tag: Tag,
+    holder: Holder,
     latest: Atomic<u32>,
     tags: Arc<Tags>,
 }
@@ -164,7 +170,7 @@ impl TakenTag {
 impl Drop for TakenTag {
     fn drop(&mut self) {
         let latest = Tag(self.latest.load(Relaxed));
-        self.tags.allocator.lock().give_back(latest);
+        self.tags.allocator.lock().give_back(self.holder, latest);
     }
 }
 
@@ -295,6 +301,10 @@ impl Att {
 mod tests {
     use super::*;
 
+    fn take(tags: &mut TagAllocator) -> Result<Tag> {
+        tags.take(Holder::KERNEL, false)
+    }
+
     /// Tables in ordinary memory; table `n` has address `(n + 1) << 32`.
     struct Recorded(KVVec<KVVec<u64>>);
 
@@ -413,11 +423,11 @@ mod tests {
     #[test]
     fn an_index_used_again_has_another_instance() -> Result {
         let mut tags = TagAllocator::new(1..2);
-        let first = tags.take()?;
+        let first = take(&mut tags)?;
         assert_eq!(first.index(), 1);
-        assert_eq!(tags.take(), Err(ENOSPC));
-        tags.give_back(first);
-        let second = tags.take()?;
+        assert_eq!(take(&mut tags), Err(ENOSPC));
+        tags.give_back(Holder::KERNEL, first);
+        let second = take(&mut tags)?;
         assert_eq!(second.index(), 1);
         assert!(second.instance() != first.instance());
         Ok(())
@@ -426,10 +436,10 @@ mod tests {
     #[test]
     fn the_instance_counts_on_from_what_the_consumer_made_of_it() -> Result {
         let mut tags = TagAllocator::new(1..2);
-        let tag = tags.take()?;
+        let tag = take(&mut tags)?;
         let used = Tag::new(tag.index(), 255);
-        tags.give_back(used);
-        assert!(tags.take()?.instance() < TagAllocator::MAX_STEP);
+        tags.give_back(Holder::KERNEL, used);
+        assert!(take(&mut tags)?.instance() < TagAllocator::MAX_STEP);
         Ok(())
     }
 
@@ -437,10 +447,10 @@ mod tests {
     fn a_key_says_little_about_the_next() -> Result {
         const TAGS: usize = 1000;
         let mut tags = TagAllocator::new(1..1 << 20);
-        let mut last = tags.take()?;
+        let mut last = take(&mut tags)?;
         let (mut near, mut same) = (0, 0);
         for _ in 0..TAGS {
-            let tag = tags.take()?;
+            let tag = take(&mut tags)?;
             near += u32::from(tag.index().abs_diff(last.index()) < 256);
             same += u32::from(tag.instance() == last.instance());
             last = tag;
@@ -451,7 +461,7 @@ mod tests {
         let (mut one, mut other) = (TagAllocator::new(1..1 << 20), TagAllocator::new(1..1 << 20));
         let mut met = 0;
         for _ in 0..TAGS {
-            met += u32::from(one.take()?.index() == other.take()?.index());
+            met += u32::from(take(&mut one)?.index() == take(&mut other)?.index());
         }
         assert!(met < 10);
         Ok(())
@@ -463,15 +473,15 @@ mod tests {
             let mut tags = TagAllocator::new(indices.clone());
             let mut seen = KVec::from_elem(false, indices.len(), GFP_KERNEL)?;
             for _ in indices.clone() {
-                let tag = tags.take()?;
+                let tag = take(&mut tags)?;
                 assert!(indices.contains(&tag.index()));
                 let place = (tag.index() - indices.start) as usize;
                 assert!(!core::mem::replace(&mut seen[place], true));
             }
-            assert!(tags.take().is_err());
+            assert!(take(&mut tags).is_err());
             let last = Tag::new(indices.end - 1, 7);
-            tags.give_back(last);
-            assert_eq!(tags.take()?.index(), last.index());
+            tags.give_back(Holder::KERNEL, last);
+            assert_eq!(take(&mut tags)?.index(), last.index());
         }
         Ok(())
     }

@@ -19,6 +19,7 @@ use crate::{
         XrcOps,
         Xrcd, //
     },
+    shares::Holder,
     srq::FerriteSrq,
 };
 use kernel::prelude::*;
@@ -49,7 +50,7 @@ impl XrcOps for Ferrite {
         if let Some(udata) = udata {
             udata.expect_empty()?;
         }
-        let number = dev.xrcds.take()?;
+        let number = dev.xrcds.take(Holder::of(udata.is_some()))?;
         new.init(Ok::<_, Error>(FerriteXrcd { number }))
     }
 

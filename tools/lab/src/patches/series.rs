@@ -628,6 +628,7 @@ of the driver is compiled.
             "Kconfig#INFINIBAND_FERRITE",
             "drivers/infiniband/hw/ferrite/debugfs.rs",
             "drivers/infiniband/hw/ferrite/ferrite_main.rs",
+            "drivers/infiniband/hw/ferrite/parting.rs",
             "drivers/infiniband/hw/ferrite/pci.rs",
             "drivers/infiniband/hw/ferrite/recovery.rs",
             "tools/patches/tree/drivers/infiniband/hw/ferrite/Makefile",

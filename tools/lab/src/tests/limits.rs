@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure, Context, Result};
 
-use super::{nothing_left, VmTest};
+use super::registration::run_sample;
+use super::{nothing_left, still_works, VmTest};
 use crate::cluster::Cluster;
 use crate::process::wait_until;
 use crate::vm::{Running, Vm};
@@ -47,6 +48,12 @@ pub const TESTS: &[VmTest] = &[
 pub const LONG: &[VmTest] = &[VmTest::new(
     "users whose threads are not running do not hold up the commands of others",
     commands_of_others,
+)];
+
+/// The same, on machines whose devices have fewer tags than usual, so that it does not take long to have them.
+pub const NUMBERS: &[VmTest] = &[VmTest::new(
+    "no user takes all domains, keys or memory of a device, nor all users what the kernel needs",
+    numbers_for_all,
 )];
 
 const TIME: Duration = Duration::from_secs(180);
@@ -321,6 +328,178 @@ fn contexts_for_containers(cluster: &Cluster) -> Result<()> {
     let held = greedy.end_with(libc::SIGKILL);
     checked?;
     held?;
+    nothing_left(one)
+}
+
+/// Takes domains and list keys until there are so many, or it is refused more. Says how many there are and
+/// with which error that ended, of each; the bytes of kernel memory that each key was charged with, in the group of
+/// control that it runs in; and keeps all.
+const TAKE_NUMBERS: &str = "import ctypes, sys, time
+most = int(sys.argv[1])
+verbs = ctypes.CDLL('libibverbs.so.1', use_errno=True)
+name = '/usr/lib/x86_64-linux-gnu/libibverbs/libferrite-rdmav34.so'
+ferrite = ctypes.CDLL(name, use_errno=True)
+verbs.ibv_get_device_list.restype = ctypes.POINTER(ctypes.c_void_p)
+for function in verbs.ibv_open_device, verbs.ibv_alloc_pd, ferrite.ferritedv_alloc_list:
+    function.restype = ctypes.c_void_p
+def charged():
+    for line in open('/sys/fs/cgroup/numbers/memory.stat'):
+        name, value = line.split()
+        if name == 'slab':
+            return int(value)
+def take(function, *arguments):
+    for count in range(most):
+        if not function(*arguments):
+            return count, ctypes.get_errno()
+    return most, 0
+context = ctypes.c_void_p(verbs.ibv_open_device(ctypes.c_void_p(verbs.ibv_get_device_list(None)[0])))
+pd = ctypes.c_void_p(verbs.ibv_alloc_pd(context))
+before = charged()
+keys, keys_errno = take(ferrite.ferritedv_alloc_list, pd, 1)
+each = (charged() - before) // max(keys, 1)
+domains, domains_errno = take(verbs.ibv_alloc_pd, context)
+print(domains + 1, domains_errno, keys, keys_errno, each, flush=True)
+time.sleep(600)";
+
+/// The same with pages of device memory.
+const TAKE_MEMORY: &str = "import sys, time
+from pyverbs.device import AllocDmAttr, Context, DM
+from pyverbs.pyverbs_error import PyverbsRDMAError
+context = Context(name=sys.argv[2])
+held, error = [], 0
+try:
+    while len(held) < int(sys.argv[1]):
+        held.append(DM(context, AllocDmAttr(length=4096)))
+except PyverbsRDMAError as refused:
+    error = refused.error_code
+print(len(held), error, flush=True)
+time.sleep(600)";
+
+/// What programs say to have taken, and keep.
+struct Taken<'vm> {
+    programs: Vec<Running<'vm>>,
+}
+
+impl<'vm> Taken<'vm> {
+    /// Has a user run one of the programs above, for so much at the most. Gives the numbers that it says.
+    fn take<const COUNT: usize>(
+        &mut self,
+        vm: &'vm Vm,
+        program: &str,
+        user: u32,
+        most: u32,
+    ) -> Result<[u32; COUNT]> {
+        let said = format!("/run/taken-{user}-{program}");
+        self.programs.push(vm.spawn(
+            &format!(
+                "rm -f {said}
+                 echo $$ >/sys/fs/cgroup/numbers/cgroup.procs
+                 exec setpriv --reuid {user} --regid {user} --clear-groups \
+                     python3 /run/{program}.py {most} $(ls /sys/class/infiniband) >{said}"
+            ),
+            Duration::from_secs(600),
+        )?);
+        vm.wait_for(&format!("test -s {said}"), TIME)?;
+        let said = vm.sh(&format!("cat {said}"))?;
+        let numbers: Option<Vec<u32>> = said
+            .split_whitespace()
+            .map(|word| word.parse().ok())
+            .collect();
+        numbers
+            .and_then(|numbers| numbers.try_into().ok())
+            .with_context(|| format!("cannot read: {said}"))
+    }
+
+    fn end(self) -> Result<()> {
+        for program in self.programs {
+            program.end_with(libc::SIGKILL)?;
+        }
+        Ok(())
+    }
+}
+
+/// How many of a table's entries are in use, and how many there are.
+fn table(vm: &Vm, name: &str) -> Result<(u32, u32)> {
+    let line = vm.sh(&format!(
+        "grep '^{name} ' /sys/kernel/debug/ferrite0/tables"
+    ))?;
+    let mut numbers = line.split_whitespace().skip(1).map(str::parse);
+    match (numbers.next(), numbers.next()) {
+        (Some(Ok(used)), Some(Ok(entries))) => Ok((used, entries)),
+        _ => bail!("cannot read: {line}"),
+    }
+}
+
+/// What is left of so many when one more has taken all he gets.
+fn left_by_one(count: u32) -> u32 {
+    count / 4
+}
+
+fn numbers_for_all(cluster: &Cluster) -> Result<()> {
+    const ALL: u32 = 1 << 20;
+    const EDQUOT: u32 = libc::EDQUOT as u32;
+    let (one, _) = cluster.two()?;
+    write_program(one, "numbers.py", TAKE_NUMBERS)?;
+    write_program(one, "memory.py", TAKE_MEMORY)?;
+    one.sh(
+        "mountpoint -q /sys/fs/cgroup || mount -t cgroup2 none /sys/fs/cgroup
+         echo +memory >/sys/fs/cgroup/cgroup.subtree_control
+         mkdir -p /sys/fs/cgroup/numbers",
+    )?;
+    let mut taken = Taken {
+        programs: Vec::new(),
+    };
+    let checked = (|| -> Result<()> {
+        let tables = ["protection_domains", "tpt"];
+        // A sixteenth is for the kernel.
+        let entries = |name| -> Result<u32> { Ok(table(one, name)?.1) };
+        let for_users = |name| -> Result<u32> { Ok(entries(name)? - entries(name)? / 16) };
+        let [domains, keys] = [for_users(tables[0])?, for_users(tables[1])?];
+        let [had_domains, domains_error, had_keys, keys_error, charged] =
+            taken.take(one, "numbers", 1000, ALL)?;
+        ensure!(
+            (had_domains, had_keys) == (domains - left_by_one(domains), keys - left_by_one(keys)),
+            "one user has {had_domains} of {domains} domains and {had_keys} of {keys} keys"
+        );
+        ensure!(
+            (domains_error, keys_error) == (EDQUOT, EDQUOT),
+            "refused with {domains_error} and {keys_error}"
+        );
+        ensure!(charged >= 256, "{charged} bytes are charged for each key");
+        let (_, pages) = table(one, "device_memory_pages")?;
+        let said: [u32; 2] = taken.take(one, "memory", 1000, ALL)?;
+        ensure!(
+            said == [pages - left_by_one(pages), EDQUOT],
+            "of {pages} pages one user has {said:?}"
+        );
+        // Another one has what programs need.
+        let said: [u32; 5] = taken.take(one, "numbers", 1001, 100)?;
+        ensure!(
+            said[..4] == [101, 0, 100, 0],
+            "another user has {said:?} of domains and keys"
+        );
+        let said: [u32; 2] = taken.take(one, "memory", 1001, 4)?;
+        ensure!(said == [4, 0], "another user has {said:?} of the pages");
+        // And if there are some like the first, the kernel has its part, and who may exceed limits.
+        for user in 1002..1005 {
+            let _: [u32; 5] = taken.take(one, "numbers", user, ALL)?;
+        }
+        for name in tables {
+            let (used, entries) = table(one, name)?;
+            let (left, kept) = (entries - used, entries / 16);
+            ensure!(
+                (kept - 16..kept + entries / 200).contains(&left),
+                "{name}: {left} of {entries} are left"
+            );
+        }
+        still_works(cluster)?;
+        let said = run_sample(one)?;
+        ensure!(!said.contains("not ok"), "{said}");
+        Ok(())
+    })();
+    let ended = taken.end();
+    checked?;
+    ended?;
     nothing_left(one)
 }
 

@@ -274,6 +274,7 @@ pub fn groups() -> Vec<Group> {
                 ("few vectors", notification::ONE_VECTOR),
                 ("one vector", vector_map::FEW),
                 ("other numbers", numbers::TESTS),
+                ("other numbers", limits::NUMBERS),
             ],
         },
         Group {

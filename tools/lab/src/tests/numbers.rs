@@ -54,7 +54,7 @@ const DEVICES: [Device; 2] = [
         qps: 0x10_0000..0x10_4000,
         cq_first: 0x20_0000,
         srqs: 0x30_0000..0x30_2000,
-        tags: 0x40_0000..0x50_0000,
+        tags: 0x40_0000..0x40_4000,
         doorbell_pages: 9,
         doorbell_stride: 14,
     },
@@ -75,6 +75,7 @@ impl Device {
             ("--cq-first", self.cq_first),
             ("--srq-first", self.srqs.start),
             ("--tag-first", self.tags.start),
+            ("--tags", self.tags.end - self.tags.start),
             ("--doorbell-pages", self.doorbell_pages),
             ("--doorbell-stride", self.doorbell_stride.into()),
         ]

@@ -81,6 +81,10 @@ pub const STOCK: &[VmTest] = &[
         "an NVMe initiator and a target find a device again that has another vector map",
         nvme_finds_another_layout,
     ),
+    VmTest::new(
+        "a device that waits for a user who does not let go says so, and comes back when he does",
+        held_up,
+    ),
 ];
 
 /// The device is gone after them, or what it knows is leaked on purpose.
@@ -329,6 +333,56 @@ fn connect_for_good(vm: &Vm, target: &Vm) -> Result<()> {
 }
 
 const READ_DISK: &str = "dd if=/dev/nvme0n1 of=/dev/null bs=64k count=16 iflag=direct";
+
+/// A program that registers memory which does not come: nobody answers for its pages.
+const HOLDS_UP: &str = "import ctypes, fcntl, mmap, os, struct, sys
+from pyverbs.device import Context
+from pyverbs.mr import MR
+from pyverbs.pd import PD
+USERFAULTFD, UFFDIO_API, UFFDIO_REGISTER, MISSING = 323, 0xc018aa3f, 0xc020aa00, 1
+fd = ctypes.CDLL(None, use_errno=True).syscall(USERFAULTFD, 0)
+fcntl.ioctl(fd, UFFDIO_API, struct.pack('QQQ', 0xaa, 0, 0))
+area = mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+start = ctypes.addressof(ctypes.c_char.from_buffer(area))
+fcntl.ioctl(fd, UFFDIO_REGISTER, struct.pack('QQQQ', start, 4096, MISSING, 0))
+pd = PD(Context(name=sys.argv[1]))
+print(os.getpid(), flush=True)
+MR(pd, 4096, 1, address=start)";
+
+/// The call of a process that does not end holds recovery up, as with any RDMA driver.
+fn held_up(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    bind_anew(one)?;
+    one.sh(&format!(
+        "rm -f /run/held_up; cat >/run/held_up.py <<'END'\n{HOLDS_UP}\nEND"
+    ))?;
+    let program = one.spawn(
+        "exec python3 /run/held_up.py $(ls /sys/class/infiniband) >/run/held_up",
+        2 * PATIENCE,
+    )?;
+    let said = "users have not let go of the device";
+    let checked = (|| -> Result<()> {
+        one.wait_for("test -s /run/held_up", PATIENCE)?;
+        // It is in the call, and waits.
+        one.wait_for(
+            "grep -q handle_userfault /proc/$(cat /run/held_up)/stack",
+            PATIENCE,
+        )?;
+        one.sh("dmesg -C")?;
+        cluster.device_command(1, &json!({"cmd": "fatal"}))?;
+        one.wait_for(&format!("dmesg | grep -q '{said} for 1[0-9] s'"), PATIENCE)?;
+        // Again and again.
+        one.wait_for(&format!("dmesg | grep -q '{said} for 2[0-9] s'"), PATIENCE)?;
+        Ok(())
+    })();
+    let ended = program.end_with(libc::SIGKILL);
+    checked?;
+    ended?;
+    wait_active(one)?;
+    one.sh("dmesg | grep -q 'users took .* to let go'")?;
+    still_works(cluster)?;
+    nothing_left(one)
+}
 
 fn nvme_returns(cluster: &Cluster) -> Result<()> {
     nvme_finds_it_again(cluster, |one, count| {

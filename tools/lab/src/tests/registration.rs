@@ -259,7 +259,7 @@ fn pending_keys(cluster: &Cluster) -> Result<()> {
 }
 
 /// Loads and unloads the sample; gives what it said.
-fn run_sample(vm: &Vm) -> Result<String> {
+pub(super) fn run_sample(vm: &Vm) -> Result<String> {
     vm.sh_in(
         "set -e
          dmesg -C
