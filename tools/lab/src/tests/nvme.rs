@@ -167,6 +167,11 @@ pub fn end(vm: &Vm) -> Result<()> {
     Ok(())
 }
 
+/// Has a machine connect to the disk that another one serves, and connect again whenever it loses it.
+pub fn connect_for_good(initiator: &Vm, target: &Vm) -> Result<()> {
+    Nvme::connect(initiator, target, 600).map(drop)
+}
+
 /// A disk for as long as both machines want it, whichever devices they have meanwhile.
 struct Nvme;
 
