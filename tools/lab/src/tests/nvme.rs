@@ -177,6 +177,11 @@ pub fn end(vm: &Vm) -> Result<()> {
     vm.wait_for("modprobe -r nvmet_rdma", PATIENCE)
 }
 
+/// Has a machine connect to the disk that another one serves, and connect again whenever it loses it.
+pub fn connect_for_good(initiator: &Vm, target: &Vm) -> Result<()> {
+    Nvme::connect(initiator, target, 600).map(drop)
+}
+
 /// A disk for as long as both machines want it, whichever devices they have meanwhile.
 struct Nvme;
 
