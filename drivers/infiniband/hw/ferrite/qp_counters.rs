@@ -25,6 +25,7 @@ use crate::{
         Qp,
         QpCounter, //
     },
+    shares::Holder, //
 };
 use kernel::{
     new_mutex,
@@ -268,7 +269,9 @@ impl rdma::QpCounterOps for Ferrite {
             return Err(errno::eopnotsupp());
         }
         let counter = FerriteCounter {
-            number: dev.qp_counters.numbers.take()?,
+            // The administrator has them made, also where that is for each process: who gets none has a queue pair
+            // all the same.
+            number: dev.qp_counters.numbers.take(Holder::KERNEL)?,
             sets: dev.qp_counters.clone(),
         };
         let number = counter.number.get();
