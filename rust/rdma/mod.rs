@@ -15,6 +15,7 @@ mod macros;
 
 mod address;
 mod ah;
+pub mod consumer;
 mod counters;
 mod cq;
 mod device;

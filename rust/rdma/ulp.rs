@@ -126,6 +126,18 @@ pub struct Port {
 }
 
 impl<'a> Device<'a> {
+    /// # Safety
+    ///
+    /// `raw` has to be registered for `'a`.
+    pub(super) unsafe fn from_raw(raw: *mut bindings::ib_device, client: &'static CStr) -> Self {
+        // INVARIANT: The caller vouches for that.
+        Self {
+            raw,
+            client,
+            _p: PhantomData,
+        }
+    }
+
     /// The name.
     pub fn name(&self) -> DeviceName {
         // SAFETY: By the type invariant the device is registered, so that it is not freed.

@@ -454,9 +454,10 @@ With it all of the abstractions for drivers is compiled.
         body: "\
 The other side of verbs: a client that is told of devices, protection
 domains, completion and receive queues, queue pairs and regions that
-keep each other alive for as long as the device may use them.
+keep each other alive for as long as the device may use them. Users that
+stay with a device hold leases of it, for which its removal waits.
 ",
-        files: &["rust/rdma/ulp.rs"],
+        files: &["rust/rdma/consumer.rs", "rust/rdma/ulp.rs"],
         edits: &[],
     },
     Step {
