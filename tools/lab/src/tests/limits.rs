@@ -390,10 +390,10 @@ impl<'vm> Taken<'vm> {
         most: u32,
     ) -> Result<[u32; COUNT]> {
         let said = format!("/run/taken-{user}-{program}");
+        vm.sh(&format!("rm -f {said}"))?;
         self.programs.push(vm.spawn(
             &format!(
-                "rm -f {said}
-                 echo $$ >/sys/fs/cgroup/numbers/cgroup.procs
+                "echo $$ >/sys/fs/cgroup/numbers/cgroup.procs
                  exec setpriv --reuid {user} --regid {user} --clear-groups \
                      python3 /run/{program}.py {most} $(ls /sys/class/infiniband) >{said}"
             ),
