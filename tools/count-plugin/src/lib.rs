@@ -6,16 +6,22 @@
 //! counts instructions, of user space, of the kernel and of its modules apart, and writes to the
 //! registers of devices. The sums are in a file that is mapped, so that the host may read them at any time.
 //!
-//! Use: `-plugin libferrite_count_plugin.so,counts=FILE[,registers=off]`. Without registers the
-//! guest is hardly slower than without the plugin.
+//! Use: `-plugin libferrite_count_plugin.so,counts=FILE[,registers=off][,blocks=FILE]`. Without registers the
+//! guest is hardly slower than without the plugin. `blocks` is where the instructions of the last span are
+//! written, by the address of the block that they are in.
 //!
 //! The interface of plugins is declared here by hand, as far as it is used: it is version 7, the
 //! only one that QEMU 11.1 loads. The `qemu-plugin` crate (10.1.0-v2) ends at version 5 and wants a
 //! newer compiler than this project is built with.
 
-use std::ffi::{c_char, c_int, c_uint, c_void, CStr, CString};
+use std::collections::HashMap;
+use std::ffi::{c_char, c_int, c_uint, c_void, CStr, CString, OsStr};
+use std::fmt::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{LazyLock, Mutex, OnceLock, PoisonError};
 
 /// All bytes of both markers but the last: a long `nop` with a displacement.
 const MARKER: [u8; 6] = [0x0f, 0x1f, 0x80, 0x46, 0x52, 0x42];
@@ -98,6 +104,12 @@ extern "C" {
         entry: Entry,
         immediate: u64,
     );
+    fn qemu_plugin_register_vcpu_tb_exec_cb(
+        block: *mut c_void,
+        callback: ExecuteCallback,
+        flags: c_int,
+        userdata: *mut c_void,
+    );
     fn qemu_plugin_register_vcpu_insn_exec_cb(
         instruction: *mut c_void,
         callback: ExecuteCallback,
@@ -138,6 +150,52 @@ static COUNTING: AtomicBool = AtomicBool::new(false);
 /// What the counters said at the last [`BEGIN`].
 static AT_BEGIN: [AtomicU64; INLINE.len()] = [const { AtomicU64::new(0) }; INLINE.len()];
 
+/// Where the blocks of a span are written, if that is wanted.
+static BLOCKS_FILE: OnceLock<PathBuf> = OnceLock::new();
+/// How often each block was executed in this span, by its address and its length. QEMU knows of them for as
+/// long as it runs.
+static BLOCKS: LazyLock<Mutex<HashMap<(u64, usize), &'static AtomicU64>>> =
+    LazyLock::new(Mutex::default);
+
+/// Counts a block; the counter lives as long as QEMU.
+extern "C" fn executed(_vcpu: c_uint, counter: *mut c_void) {
+    if COUNTING.load(Ordering::Relaxed) {
+        // SAFETY: `counter_of` has leaked it.
+        unsafe { &*counter.cast::<AtomicU64>() }.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// The counter of a block.
+fn counter_of(address: u64, length: usize) -> &'static AtomicU64 {
+    let mut blocks = BLOCKS.lock().unwrap_or_else(PoisonError::into_inner);
+    blocks
+        .entry((address, length))
+        .or_insert_with(|| Box::leak(Box::default()))
+}
+
+/// Sets all of them to zero.
+fn forget_blocks() {
+    let blocks = BLOCKS.lock().unwrap_or_else(PoisonError::into_inner);
+    for counter in blocks.values() {
+        counter.store(0, Ordering::Relaxed);
+    }
+}
+
+/// Writes a line for each block that was executed: its address, and the instructions.
+fn write_blocks(path: &PathBuf) {
+    let mut text = String::new();
+    let blocks = BLOCKS.lock().unwrap_or_else(PoisonError::into_inner);
+    for ((address, length), counter) in blocks.iter() {
+        let count = counter.load(Ordering::Relaxed);
+        if count > 0 {
+            let _ = writeln!(text, "{address:x} {}", count * *length as u64);
+        }
+    }
+    if let Err(error) = std::fs::write(path, text) {
+        eprintln!("ferrite-count-plugin: {}: {error}", path.display());
+    }
+}
+
 /// The counter that has a place among [`INLINE`].
 fn entry(place: usize) -> Entry {
     Entry {
@@ -167,6 +225,9 @@ extern "C" fn begin(_vcpu: c_uint, _userdata: *mut c_void) {
         let now = unsafe { qemu_plugin_u64_sum(entry(place)) };
         at.store(now, Ordering::Relaxed);
     }
+    if BLOCKS_FILE.get().is_some() {
+        forget_blocks();
+    }
     word(Word::Begun).fetch_add(1, Ordering::Relaxed);
     COUNTING.store(true, Ordering::Release);
 }
@@ -182,6 +243,9 @@ extern "C" fn end(_vcpu: c_uint, _userdata: *mut c_void) {
             now.wrapping_sub(AT_BEGIN[place].load(Ordering::Relaxed)),
             Ordering::Relaxed,
         );
+    }
+    if let Some(path) = BLOCKS_FILE.get() {
+        write_blocks(path);
     }
     word(Word::Ended).fetch_add(1, Ordering::Release);
 }
@@ -213,7 +277,17 @@ extern "C" fn translate(block: *mut c_void, _userdata: *mut c_void) {
     // the number of instructions.
     unsafe {
         let count = qemu_plugin_tb_n_insns(block);
-        for &place in counters(qemu_plugin_tb_vaddr(block)) {
+        let address = qemu_plugin_tb_vaddr(block);
+        if BLOCKS_FILE.get().is_some() {
+            let counter = ptr::from_ref(counter_of(address, count));
+            qemu_plugin_register_vcpu_tb_exec_cb(
+                block,
+                executed,
+                NO_REGISTERS,
+                counter.cast_mut().cast(),
+            );
+        }
+        for &place in counters(address) {
             qemu_plugin_register_vcpu_tb_exec_inline_per_vcpu(
                 block,
                 INLINE_ADD,
@@ -305,6 +379,9 @@ pub unsafe extern "C" fn qemu_plugin_install(
         let argument = unsafe { CStr::from_ptr(*argv.add(index)) };
         if let Some(value) = argument.to_bytes().strip_prefix(b"counts=") {
             path = CString::new(value).ok();
+        }
+        if let Some(value) = argument.to_bytes().strip_prefix(b"blocks=") {
+            let _ = BLOCKS_FILE.set(OsStr::from_bytes(value).into());
         }
         if argument.to_bytes() == b"registers=off" {
             REGISTERS.store(false, Ordering::Relaxed);

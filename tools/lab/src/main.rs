@@ -25,10 +25,10 @@ usage: ferrite-lab <command> [options]
                           'N passed, N failed, N skipped'
   bench [--rounds N] [--quick] [--profile] [--only PART] [--no-build]
                           Ferrite beside rxe and siw; writes bench/results.json and
-                          bench/report.html. Parts: time, moderation, count, control,
-                          storage-nvme, storage-nfs, scale-objects, scale-qps, scale-streams,
-                          scale-regions, handlers, profile; what those that are left out have
-                          measured before is kept
+                          bench/report.html. Parts: time, moderation, count, control-time,
+                          control-counts, storage-nvme, storage-nfs, scale-objects, scale-qps,
+                          scale-streams, scale-regions, handlers, profile; what those that are
+                          left out have measured before is kept
   shell [--vm N] [--test] [--kernel NAME]
                           VMs up and a prompt in each
   try   [--test] [--plain] [--vms N] [--cpus N] [--no-build] [--no-insmod] [--pcap]

@@ -85,6 +85,11 @@ fn counter_khz() -> Option<u64> {
 /// another processor for good, which ends in a panic (`Oops: int3`) or a processor that hangs.
 const EMULATED_BOOT: &str = "maxcpus=1";
 
+/// The processor that is emulated. It has an instruction for random numbers: without that a guest's kernel has
+/// nothing to make them of for minutes, and takes some seven thousand instructions for each one until then, which is
+/// as much as a system call and more than most of what is measured here.
+pub const EMULATED_CPU: &str = "qemu64,+rdrand";
+
 /// A guest that hung or gave up while it booted, before anything of this tree ran in it.
 #[derive(Debug)]
 pub struct BootFailed {
@@ -214,7 +219,7 @@ impl Vm {
             qemu.args(["-accel", "kvm", "-cpu", "host"]);
             String::new()
         } else {
-            qemu.args(["-accel", "tcg,thread=multi", "-cpu", "qemu64"]);
+            qemu.args(["-accel", "tcg,thread=multi", "-cpu", EMULATED_CPU]);
             let khz = counter_khz().map(|khz| format!("tsc_early_khz={khz}"));
             let khz = khz.unwrap_or_default();
             format!("{EMULATED_TIME} {khz} {EMULATED_BOOT}")

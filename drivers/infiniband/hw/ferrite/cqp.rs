@@ -145,6 +145,22 @@ fn is_over(first: u32, turn: impl Fn() -> u32, give_up: impl Fn() -> bool) -> bo
     }
 }
 
+/// Ends a release that the device has by its record: before the answer, where the device shows its turns, was seen
+/// to use no tag since, and is not dead; else with the answer.
+fn end_release(
+    shows_turns: bool,
+    uses_no_tag: impl FnOnce() -> bool,
+    is_dead: impl FnOnce() -> bool,
+    settle: impl FnOnce() -> Result<Outcome>,
+) -> Result<Released> {
+    // Of a device that was given up meanwhile it is not known what it does.
+    if shows_turns && uses_no_tag() && !is_dead() {
+        return Ok(Released::Unanswered);
+    }
+    settle().and_then(outcome_to_result)?;
+    Ok(Released::Answered)
+}
+
 /// How a release ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Released {
@@ -616,13 +632,12 @@ impl Cqp {
         let Some(posted) = self.post(bars, manner, opcode, &tag, about)? else {
             return Ok(Released::Answered);
         };
-        // Of a device that was given up meanwhile it is not known what it does.
-        let released = if self.has_turns() && self.uses_no_tag() && !self.is_dead() {
-            Ok(Released::Unanswered)
-        } else {
-            let ended = self.settle(bars, &posted).and_then(outcome_to_result);
-            ended.map(|()| Released::Answered)
-        };
+        let released = end_release(
+            self.has_turns(),
+            || self.uses_no_tag(),
+            || self.is_dead(),
+            || self.settle(bars, &posted),
+        );
         self.forget(&posted);
         released
     }
@@ -635,10 +650,14 @@ impl Cqp {
         mb();
         let turn = || kernel::dma_read!(self.ring, .record.turn);
         let first = turn();
-        let start = Instant::<Monotonic>::now();
+        // Mostly there is none, and nobody looks at the clock.
+        let start = Cell::new(None);
         let over = is_over(first, turn, || {
             cpu_relax();
-            cpu::need_resched() || start.elapsed() > TURN
+            let now = Instant::<Monotonic>::now();
+            let since = start.get().unwrap_or(now);
+            start.set(Some(since));
+            cpu::need_resched() || now - since > TURN
         });
         // What the device wrote in that turn is seen by whoever gets the memory.
         dma_rmb();
@@ -867,6 +886,53 @@ mod tests {
         assert!(wait(7, &[7, 7, 8]) && wait(7, &[9]) && wait(u32::MAX, &[u32::MAX, 0]));
         // It does not.
         assert!(!wait(7, &[]) && !wait(u32::MAX, &[]));
+    }
+
+    #[test]
+    fn a_tag_is_released_before_the_answer_only_if_no_turn_is_under_way() {
+        let done = Outcome::Answered {
+            status: CommandStatus::Ok.number().into(),
+            result: 0,
+        };
+        // What the record shows at each look, whether the device is dead then, and how it answers; how the release
+        // ends, how often the record was looked at, and whether the answer was waited for.
+        let release = |shows: bool, turns: &[u32], dead: bool, answer: Result<Outcome>| {
+            let (looks, waited) = (Cell::new(0), Cell::new(false));
+            let turn = || {
+                let at = looks.get();
+                looks.set(at + 1);
+                turns[at.min(turns.len() - 1)]
+            };
+            let ended = end_release(
+                shows,
+                || is_over(turn(), turn, || looks.get() > turns.len()),
+                || dead,
+                || {
+                    waited.set(true);
+                    answer
+                },
+            );
+            (ended, looks.get(), waited.get())
+        };
+        let (early, late) = (Ok(Released::Unanswered), Ok(Released::Answered));
+        // No turn, one that ends, and another one since.
+        assert_eq!(release(true, &[4], false, Ok(done)), (early, 1, false));
+        assert_eq!(
+            release(true, &[5, 5, 6], false, Ok(done)),
+            (early, 3, false)
+        );
+        assert_eq!(release(true, &[5, 7], false, Ok(done)), (early, 2, false));
+        // One that goes on: the device may be about to write where it has looked up the tag.
+        assert_eq!(release(true, &[5, 5, 5], false, Ok(done)), (late, 4, true));
+        // As it does of which nothing is known yet, and which shows nothing.
+        let first = [u32::MAX; 2];
+        assert_eq!(release(true, &first, false, Ok(done)), (late, 3, true));
+        assert_eq!(release(false, &[4], false, Ok(done)), (late, 0, true));
+        // A dead device is stopped by who learns that there is no answer.
+        let lost = release(true, &[4], true, Ok(Outcome::Lost));
+        assert_eq!(lost, (Err(EIO), 1, true));
+        let silent = release(true, &[5], false, Err(ETIMEDOUT));
+        assert_eq!(silent, (Err(ETIMEDOUT), 2, true));
     }
 
     #[test]

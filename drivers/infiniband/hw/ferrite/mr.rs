@@ -74,18 +74,31 @@ pub(crate) struct UserMemory(Lent<Described>);
 struct Described {
     att: Att,
     umem: Umem,
-    /// Tells it from others, to who looks.
-    number: u64,
+    /// Tells it from others, to who looks: zero until somebody does.
+    number: Atomic<u64>,
 }
 
 /// How many bits of a number those keep who read it in JSON.
 const NUMBER_BITS: u32 = 53;
 
 /// A number that no other memory has, out of random words. It is drawn, so that it says nothing of how many others
-/// there are: of 53 bits two of a million are the same in one of twenty thousand cases.
+/// there are: of 53 bits two of a million are the same in one of twenty thousand cases. It is not zero.
 fn drawn_number(words: [u32; 2]) -> u64 {
     let [low, high] = words.map(u64::from);
-    (high << 32 | low) >> (u64::BITS - NUMBER_BITS)
+    ((high << 32 | low) >> (u64::BITS - NUMBER_BITS)).max(1)
+}
+
+/// The number that is `noted`, which is `drawn` by who looks first, and is the same for all who look.
+fn number_once(noted: &Atomic<u64>, draw: impl FnOnce() -> u64) -> u64 {
+    match noted.load(Relaxed) {
+        0 => {
+            let drawn = draw();
+            noted
+                .cmpxchg(0, drawn, Relaxed)
+                .map_or_else(|earlier| earlier, |_| drawn)
+        }
+        number => number,
+    }
 }
 
 impl UserMemory {
@@ -117,17 +130,24 @@ impl UserMemory {
         let page_size = umem
             .best_page_size(dev.caps.page_sizes, iova)
             .ok_or(EINVAL)?;
-        let count = umem.num_blocks(page_size);
-        let mut pages = KVVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?;
-        for page in umem.blocks(page_size) {
-            pages.push(page, GFP_KERNEL_ACCOUNT)?;
-        }
         let fbo = (iova & (page_size as u64 - 1)) as u32;
         let shift = page_size.trailing_zeros() as u8;
+        let describe = |pages: &[u64]| Att::new(dev.parent(), pages, shift, fbo, length);
+        let att = match umem.num_blocks(page_size) {
+            // Which takes no list.
+            1 => describe(umem.blocks(page_size).next().as_slice())?,
+            count => {
+                let mut pages = KVVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?;
+                for page in umem.blocks(page_size) {
+                    pages.push(page, GFP_KERNEL_ACCOUNT)?;
+                }
+                describe(&pages)?
+            }
+        };
         let described = Described {
-            att: Att::new(dev.parent(), &pages, shift, fbo, length)?,
+            att,
             umem,
-            number: drawn_number([random::get_u32(), random::get_u32()]),
+            number: Atomic::new(0),
         };
         Ok(Self(Lent::new(&dev.hw.reach, described)))
     }
@@ -149,7 +169,9 @@ impl UserMemory {
 
     /// What tells it from other memory. It says nothing about where that is.
     fn number(&self) -> u64 {
-        self.0.number
+        number_once(&self.0.number, || {
+            drawn_number([random::get_u32(), random::get_u32()])
+        })
     }
 }
 
@@ -1158,6 +1180,22 @@ mod tests {
         assert_eq!(drawn_number([0, 1 << 31]), 1 << 52);
         let numbers = [(); 2].map(|_| drawn_number([random::get_u32(), random::get_u32()]));
         assert!(numbers[0] != numbers[1]);
+    }
+
+    #[test]
+    fn the_number_of_memory_is_drawn_once_by_who_looks_first() {
+        let noted = Atomic::new(0u64);
+        assert_eq!(number_once(&noted, || 7), 7);
+        assert_eq!(number_once(&noted, || 8), 7);
+        // Another one looks at the same time, and was first.
+        let noted = Atomic::new(0u64);
+        let late = number_once(&noted, || {
+            noted.store(5, Relaxed);
+            6
+        });
+        assert_eq!((late, noted.load(Relaxed)), (5, 5));
+        // What is drawn stands for no number that was not.
+        assert_eq!(drawn_number([0, 0]), 1);
     }
 
     #[test]

@@ -12,7 +12,8 @@
 //! became of it, and its slot is free when whoever looks next takes its answer. As nobody may look for a
 //! while, those that were posted have some of the slots only, and those of one user fewer. What was done is
 //! not remembered: a command that is neither in flight nor known to have failed was. So what a command that
-//! succeeds takes of memory is given back with its answer, however long there is what it made.
+//! succeeds takes of memory is free with its answer, however long there is what it made, and the next one that is
+//! posted takes it; of as many as can be in flight at once nothing is allocated.
 //!
 //! Answers are taken many at a time. What waits is put in the ring after all of them, with one doorbell
 //! (a write to the device is an exit of a virtual machine), so that who takes them is done when there
@@ -163,6 +164,15 @@ impl Ticket {
             done <- Completion::new(),
         })
     }
+
+    /// Makes one of which nobody else knows that of another command.
+    fn renew(this: Pin<&mut Self>, requests: &Requests, of_user: u64, of_class: Class) {
+        let this = this.project();
+        *this.class = of_class;
+        *this.user = of_user;
+        *this.stage = LockedBy::new(&requests.state, Stage::Apart);
+        this.done.reinit();
+    }
 }
 
 /// What posting a command takes. It is made before: nothing can be allocated where an answer is taken.
@@ -172,12 +182,23 @@ pub(crate) struct Post {
 }
 
 impl Post {
-    /// For a command that `user` answers for.
+    /// For a command that `user` answers for. Where one that was posted is done, it is what that took.
     pub(crate) fn new(requests: &Requests, user: u64, class: Class, flags: Flags) -> Result<Self> {
-        Ok(Self {
-            ticket: Arc::pin_init(Ticket::new(requests, user, class), flags)?,
-            failure: RBTreeNodeReservation::new(flags)?,
-        })
+        let Some(Self { ticket, failure }) = requests.take_spare() else {
+            return Ok(Self {
+                ticket: Arc::pin_init(Ticket::new(requests, user, class), flags)?,
+                failure: RBTreeNodeReservation::new(flags)?,
+            });
+        };
+        // Somebody may yet have to see that the last one is done.
+        let ticket = match Arc::into_unique_or_drop(ticket) {
+            Some(mut ticket) => {
+                Ticket::renew(ticket.as_mut(), requests, user, class);
+                ticket.into()
+            }
+            None => Arc::pin_init(Ticket::new(requests, user, class), flags)?,
+        };
+        Ok(Self { ticket, failure })
     }
 }
 
@@ -185,6 +206,13 @@ impl Post {
 /// ([`Requests::forget`]).
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Posted(u64);
+
+impl Posted {
+    /// The slot that it was put in.
+    fn slot(&self) -> usize {
+        (self.0 & ((1 << SLOT_BITS) - 1)) as usize
+    }
+}
 
 /// What changes of a request, but for how far it is.
 struct Progress {
@@ -417,8 +445,10 @@ struct State {
     free: u64,
     /// Slots of commands that were posted.
     posted: u64,
-    /// How many were: the name of the next one.
+    /// How many were: with its slot, the name of the next one.
     posts: u64,
+    /// What posting takes, of commands that are done, for the next ones.
+    spare: KVec<Post>,
     /// What the last doorbell said.
     told: u32,
     /// What became of those that failed or were lost, by name, until whoever posted them forgets them.
@@ -448,6 +478,7 @@ impl State {
             free: u64::MAX >> (u64::BITS as usize - SLOTS),
             posted: 0,
             posts: 0,
+            spare: KVec::with_capacity(MOST_POSTED as usize, GFP_KERNEL)?,
             told: 0,
             failures: RBTree::new(),
             slots,
@@ -483,17 +514,19 @@ impl State {
 
     /// Whether a user may post another command.
     fn may_post(&self, user: u64) -> bool {
+        let all = self.posted.count_ones();
         let is_own = |owner: &&Owner| owner.ticket().user == user;
-        let own = self.posters().filter(is_own).count() as u32;
-        self.posted.count_ones() < MOST_POSTED && own < MOST_POSTED_BY_ONE
+        let own = || self.posters().filter(is_own).count() as u32;
+        // Of fewer than one may have none needs to be looked at.
+        all < MOST_POSTED && (all < MOST_POSTED_BY_ONE || own() < MOST_POSTED_BY_ONE)
     }
 
     /// The ticket of a command that was posted, if it is in flight.
     fn in_flight(&self, posted: &Posted) -> Option<&Arc<Ticket>> {
-        self.posters().find_map(|owner| match owner {
-            Owner::Posted { post, name, .. } if *name == posted.0 => Some(&post.ticket),
+        match &self.slots.get(posted.slot())?.owner {
+            Some(Owner::Posted { post, name, .. }) if *name == posted.0 => Some(&post.ticket),
             _ => None,
-        })
+        }
     }
 
     /// Puts a request at the end of its queue.
@@ -565,7 +598,11 @@ impl State {
             } if !outcome.is_success() => {
                 self.failures.insert(post.failure.into_node(name, outcome));
             }
-            _ => {}
+            Owner::Posted { post, .. } => {
+                // There is room for those of all that can be in flight, and more are of no use.
+                let _ = self.spare.push_within_capacity(post);
+            }
+            Owner::Request(_) => {}
         }
     }
 
@@ -752,7 +789,7 @@ impl Requests {
         let (index, cookie) = state.next_slot();
         entry.cookie = cookie;
         ring.write(state.place(), entry)?;
-        let name = state.posts;
+        let name = state.posts << SLOT_BITS | index as u64;
         state.posts += 1;
         let owner = Owner::Posted {
             post,
@@ -769,6 +806,11 @@ impl Requests {
             ring.store_producer(state.producer);
         }
         Ok(Posted(name))
+    }
+
+    /// What posting a command takes, if one that was posted is done.
+    fn take_spare(&self) -> Option<Post> {
+        self.state.lock().spare.pop()
     }
 
     /// Rings the doorbell, if there are commands that the device was told of by the record alone.
@@ -801,18 +843,13 @@ impl Requests {
     /// for.
     pub(crate) fn forget(&self, posted: &Posted) {
         let mut state = self.state.lock();
-        let mut left = state.posted;
-        while left != 0 {
-            let slot = &mut state.slots[left.trailing_zeros() as usize];
-            left &= left - 1;
-            if let Some(Owner::Posted {
-                name, forgotten, ..
-            }) = &mut slot.owner
-            {
-                if *name == posted.0 {
-                    *forgotten = true;
-                    return;
-                }
+        if let Some(Owner::Posted {
+            name, forgotten, ..
+        }) = &mut state.slots[posted.slot()].owner
+        {
+            if *name == posted.0 {
+                *forgotten = true;
+                return;
             }
         }
         let failure = state.failures.remove_node(&posted.0);
@@ -1677,20 +1714,68 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_kept_of_what_was_posted_and_done() -> Result {
+    fn what_was_posted_and_done_leaves_no_more_behind_than_can_be_in_flight() -> Result {
         let stage = Stage::new()?;
+        let spare = || stage.requests.state.lock().spare.len() as u32;
         let mut posted = KVec::new();
         for at in 0..4 * ENTRIES {
             posted.push(stage.post(1, at as u32)?, GFP_KERNEL)?;
-            let ticket = stage.ticket(&posted[at])?;
+            assert_eq!(spare(), 0);
             assert!(stage.answer(at));
-            // The one here is the last of it.
-            assert!(Arc::into_unique_or_drop(ticket).is_some());
+            assert_eq!(spare(), 1);
         }
         for one in &posted {
             assert_eq!(stage.requests.outcome_yet(one), Some(DONE));
         }
         assert!(stage.requests.state.lock().failures.is_empty());
+        for _ in 0..3 {
+            let first = stage.memory.given.borrow().len();
+            for user in 1..4 {
+                post_all(&stage, user)?;
+            }
+            let last = stage.memory.given.borrow().len();
+            assert_eq!(last - first, MOST_POSTED as usize);
+            assert!(stage.answer_some(first..last, 8));
+            assert_eq!(spare(), MOST_POSTED);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn what_posting_took_is_that_of_the_next_as_soon_as_nobody_looks_at_it() -> Result {
+        let stage = Stage::new()?;
+        let address = |ticket: &Arc<Ticket>| -> *const Ticket { &**ticket };
+        // Nobody does: of another user, in flight, and not done.
+        let one = stage.post(1, 1)?;
+        let first = address(&stage.ticket(&one)?);
+        assert!(stage.answer(0));
+        let other = stage.post(2, 2)?;
+        let ticket = stage.ticket(&other)?;
+        assert_eq!((address(&ticket), ticket.user), (first, 2));
+        assert!(!ticket.done.try_wait());
+        let position = |ticket| stage.requests.position(ticket);
+        assert_eq!(position(&ticket), Position::InRing { ahead: 0 });
+        // Somebody waits: what he looks at stays as it is.
+        assert!(stage.answer(1));
+        let next = stage.ticket(&stage.post(1, 3)?)?;
+        assert!(address(&next) != first);
+        assert!(ticket.done.try_wait() && !next.done.try_wait());
+        assert_eq!(
+            (position(&ticket), stage.requests.outcome(&ticket)),
+            (
+                Position::Done,
+                Outcome::Answered {
+                    status: 0,
+                    result: 8
+                }
+            )
+        );
+        // A name is that of one command, whatever has its slot.
+        assert_eq!(stage.requests.outcome_yet(&one), Some(DONE));
+        stage.requests.forget(&one);
+        assert!(!next.done.try_wait());
+        assert!(stage.answer(2));
+        assert!(next.done.try_wait());
         Ok(())
     }
 

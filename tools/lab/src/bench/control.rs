@@ -7,6 +7,7 @@
 //! itself is in the rest.
 
 use std::collections::BTreeMap;
+use std::fmt::Write;
 use std::time::Duration;
 
 use anyhow::{ensure, Context, Result};
@@ -14,6 +15,9 @@ use anyhow::{ensure, Context, Result};
 use super::machines::{Driver, Machines, Serving};
 use super::{count_one, time_group, Counts, Group, Plan, Run};
 use crate::process::check_interrupted;
+
+/// Its parts: what is timed, and what is counted.
+pub const PARTS: [&str; 2] = ["control-time", "control-counts"];
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -38,13 +42,15 @@ pub fn time_round(serving: &mut Serving<'_>, plan: &Plan, run: &mut Run) -> Resu
     Ok(())
 }
 
-/// A round of all drivers: instructions and what the device counts.
+/// A round of all drivers: instructions and what the device counts. Gives a table of the functions that the
+/// instructions are in, where these are counted.
 pub fn count_round<'m>(
     machines: &'m Machines,
     serving: &mut Serving<'m>,
     plan: &Plan,
     run: &mut Run,
-) -> Result<()> {
+) -> Result<String> {
+    let mut tables = String::new();
     let [registrations, connections] = plan.control_counts;
     let regions = SIZES.map(|size| Counts {
         name: "registrations",
@@ -63,10 +69,16 @@ pub fn count_round<'m>(
             check_interrupted()?;
             if let Err(error) = count_one(machines, serving, driver, &counts, run) {
                 run.miss(&format!("{} {} counts", driver.name(), counts.name), &error);
+                continue;
+            }
+            if let Some(functions) = machines.functions()? {
+                let what = format!("{} of {}", counts.name, driver.name());
+                let _ = writeln!(tables, "{what}, {} B: instructions of one", counts.size);
+                functions.write(counts.count, &mut tables);
             }
         }
     }
-    Ok(())
+    Ok(tables)
 }
 
 /// System calls that all of it is below.

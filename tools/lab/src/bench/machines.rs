@@ -4,11 +4,13 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use anyhow::{bail, Context, Result};
 use serde::Deserialize;
 
+use super::functions::Functions;
 use crate::artifacts::program;
 use crate::cache::artifact;
 use crate::cluster::{Cluster, Options, RunDir};
@@ -166,6 +168,8 @@ pub enum Counting {
     No,
     /// Instructions.
     Instructions,
+    /// Instructions, and which functions they are in.
+    Functions,
     /// Instructions and accesses to registers.
     All,
 }
@@ -186,6 +190,33 @@ pub struct Machines {
     /// What the plugin counts in them.
     pub counting: Counting,
     counts: [PathBuf; 2],
+    /// The functions of the client's kernel, once they were asked for.
+    symbols: OnceLock<String>,
+}
+
+/// Symbols that a guest tells at once: what it says is cut off where it is too much.
+const SYMBOLS: usize = 40_000;
+
+/// The functions of a guest's kernel and of its modules, as `/proc/kallsyms` has them.
+fn symbols(vm: &Vm) -> Result<String> {
+    let mut all = String::new();
+    for page in 0.. {
+        // What is called `__pfx_` is the room before a function.
+        let some = vm.sh_in(
+            &format!(
+                "awk '$2 ~ /^[tTwW]$/ && $3 !~ /^__pfx_/' /proc/kallsyms |
+                 tail -n +{} | head -n {SYMBOLS}",
+                page * SYMBOLS + 1
+            ),
+            Duration::from_secs(120),
+        )?;
+        all.push_str(&some);
+        if some.lines().count() < SYMBOLS {
+            break;
+        }
+        all.push('\n');
+    }
+    Ok(all)
 }
 
 /// Debian's kernel leaves siw out; it is built from the same kernel's source.
@@ -230,14 +261,14 @@ fn qemu_args(vm: usize, counting: Counting) -> Vec<String> {
     }
     if counting != Counting::No {
         args.push("-plugin".to_owned());
+        let more = match counting {
+            Counting::Functions => format!(",registers=off,blocks={{dir}}/blocks{vm}"),
+            Counting::All => String::new(),
+            Counting::No | Counting::Instructions => ",registers=off".to_owned(),
+        };
         args.push(format!(
-            "{},counts={{dir}}/counts{vm}{}",
+            "{},counts={{dir}}/counts{vm}{more}",
             program("libferrite_count_plugin.so").display(),
-            if counting == Counting::All {
-                ""
-            } else {
-                ",registers=off"
-            }
         ));
     }
     args
@@ -268,6 +299,7 @@ impl Machines {
             cluster,
             counting,
             counts,
+            symbols: OnceLock::new(),
         };
         machines.load()?;
         Ok(machines)
@@ -386,6 +418,22 @@ impl Machines {
     /// The same, whether or not a span has begun that is not over; such a one counts for nothing.
     pub fn counted_so_far(&self, vm: usize) -> Result<Counted> {
         counted(&self.counts[vm - 1])
+    }
+
+    /// The functions of the client's kernel that the instructions of its last span are in, if that is
+    /// counted.
+    pub fn functions(&self) -> Result<Option<Functions>> {
+        if self.counting != Counting::Functions {
+            return Ok(None);
+        }
+        let blocks = self.cluster.dir().join("blocks1");
+        let blocks =
+            fs::read_to_string(&blocks).with_context(|| format!("reading {}", blocks.display()))?;
+        if self.symbols.get().is_none() {
+            let _ = self.symbols.set(symbols(self.client()?)?);
+        }
+        let symbols = self.symbols.get().context("no symbols")?;
+        Functions::new(&blocks, symbols).map(Some)
     }
 
     /// How many spans have begun in a VM, and how many have ended.

@@ -5,6 +5,7 @@
 //! because QEMU's counting slows a guest down, most of all where the guest does most of the work.
 
 mod control;
+mod functions;
 mod machines;
 mod moderation;
 mod page;
@@ -29,7 +30,7 @@ use crate::kernel::{self, Kernel};
 use crate::process::check_interrupted;
 use crate::shell::build;
 use crate::step::say;
-use crate::vm::kvm_usable;
+use crate::vm::{kvm_usable, EMULATED_CPU};
 use crate::PROJECT;
 use machines::{Counting, Driver, Line, Machines, Serving, Size};
 use results::{human, short, Results};
@@ -46,7 +47,7 @@ pub struct Options {
     /// Look at what the device's time goes into.
     pub profile: bool,
     /// Only parts whose names contain one of these, with `|` between them: `time`, `moderation`,
-    /// `count`, `control`, [`storage::PARTS`], [`scale::PARTS`], `handlers`, `profile`. What the others have
+    /// `count`, [`control::PARTS`], [`storage::PARTS`], [`scale::PARTS`], `handlers`, `profile`. What the others have
     /// measured before is kept.
     pub only: Option<String>,
 }
@@ -201,9 +202,9 @@ pub fn run(options: &Options) -> Result<()> {
     let mut notes = Vec::new();
     let mut profile_text = None;
     let mut memcpy = Vec::new();
-    let control = wanted("control");
+    let [time_control, count_control] = control::PARTS.map(wanted);
     let of_storage = storage::PARTS.into_iter().any(wanted);
-    if ["time", "moderation", "profile"].into_iter().any(wanted) || control || of_storage {
+    if ["time", "moderation", "profile"].into_iter().any(wanted) || time_control || of_storage {
         run.progress("booting the VMs that are timed");
         let counting = Counting::No;
         let machines = boot("time", (1, 2048), counting)?;
@@ -222,7 +223,7 @@ pub fn run(options: &Options) -> Result<()> {
                 moderation::disk_round(&machines, &mut run)?;
             }
         }
-        if control {
+        if time_control {
             for round in 1..=plan.rounds {
                 run.progress(&format!("control, round {round} of {}", plan.rounds));
                 control::time_round(&mut serving, &plan, &mut run)?;
@@ -248,9 +249,13 @@ pub fn run(options: &Options) -> Result<()> {
         report_kernels(&machines, &mut run);
     }
     let scaled = scale::PARTS.into_iter().any(wanted);
-    if scaled || control || of_storage {
+    if scaled || count_control || of_storage {
         run.progress("booting the VMs with many objects, and disks that are counted");
-        let counting = Counting::Instructions;
+        let counting = if options.profile && count_control {
+            Counting::Functions
+        } else {
+            Counting::Instructions
+        };
         let machines = boot("scale", (1, 4096), counting)?;
         let mut serving = Serving::all(&machines)?;
         if scaled {
@@ -258,9 +263,12 @@ pub fn run(options: &Options) -> Result<()> {
         }
         let of_storage = of_storage && served(&machines, &mut run);
         for round in 1..=plan.count_rounds {
-            if control {
+            if count_control {
                 run.progress(&format!("control counts, round {round}"));
-                control::count_round(&machines, &mut serving, &plan, &mut run)?;
+                let text = control::count_round(&machines, &mut serving, &plan, &mut run)?;
+                if !text.is_empty() {
+                    profile_text.get_or_insert_with(String::new).push_str(&text);
+                }
             }
             if of_storage {
                 run.progress(&format!("storage counts, round {round}"));
@@ -724,7 +732,7 @@ fn write_down(
         "guests": format!(
             "Linux {}, {}, one processor, 2 GiB; {}",
             kernel.release,
-            if kvm_usable() { "KVM, -cpu host" } else { "TCG, -cpu qemu64" },
+            if kvm_usable() { "KVM, -cpu host".to_owned() } else { format!("TCG, -cpu {EMULATED_CPU}") },
             "counts in VMs of their own with 1 GiB and a counting plugin; scale in others with 4 GiB, \
              of which only instructions are counted; handlers in others with a processor for each"
         ),
@@ -841,6 +849,6 @@ mod tests {
         assert!(storage::PARTS.into_iter().all(|part| !some.wants(part)));
         let files = only(Some("nfs|control"));
         assert_eq!(storage::PARTS.map(|part| files.wants(part)), [false, true]);
-        assert!(files.wants("control") && !files.wants("count"));
+        assert!(control::PARTS.into_iter().all(|part| files.wants(part)) && !files.wants("count"));
     }
 }
