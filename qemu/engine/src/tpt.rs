@@ -1157,9 +1157,16 @@ impl Tpt {
         }
     }
 
-    /// Invalidates the type 2 windows bound to a queue pair that is destroyed or reset.
-    pub(crate) fn queue_pair_gone(&mut self, qpn: u32) {
-        while let Some(&(_, index)) = self.bound.range((qpn, 0)..=(qpn, u32::MAX)).next() {
+    /// Invalidates type 2 windows bound to a queue pair that is gone or reset, `limit` at most. Returns
+    /// how many; when that is fewer, there are no others.
+    ///
+    /// None of them can be used meanwhile, since only that queue pair's peer could.
+    pub(crate) fn invalidate_windows(&mut self, qpn: u32, limit: u32) -> u32 {
+        for done in 0..limit {
+            let mut bound = self.bound.range((qpn, 0)..=(qpn, u32::MAX));
+            let Some(&(_, index)) = bound.next() else {
+                return done;
+            };
             let tag = Tag::new(index, 0);
             // It may be leaving, or about to be replaced.
             self.enter(tag);
@@ -1170,6 +1177,7 @@ impl Tpt {
                 window.target = None;
             }
         }
+        limit
     }
 
     /// The checks that local and remote accesses share, in the specification's order. `peer_of` is
@@ -2464,11 +2472,11 @@ mod tests {
         );
         // Free again, for any queue pair of the domain.
         assert_eq!(tpt.bind(&bind_part(2), other), Ok(()));
-        tpt.queue_pair_gone(2);
+        tpt.invalidate_windows(2, u32::MAX);
         let bound = Tag::new(5, 3);
         assert!(remote(&tpt, bound, ADDRESS + 100, 1, 3).is_ok());
         assert_eq!(tpt.release(TAG), Err(CommandStatus::Busy));
-        tpt.queue_pair_gone(3);
+        tpt.invalidate_windows(3, u32::MAX);
         assert_eq!(
             remote(&tpt, bound, ADDRESS + 100, 1, 3),
             Err(TptError::NotValid)
@@ -2484,7 +2492,7 @@ mod tests {
         assert_eq!(tpt.bind(&bind_part(1), HOLDER), Ok(()));
         // One that will be refused, and leave what is there.
         assert!(tpt.take_up_registration(WINDOW, true));
-        tpt.queue_pair_gone(HOLDER.qpn);
+        tpt.invalidate_windows(HOLDER.qpn, u32::MAX);
         assert!(tpt.bound.is_empty());
         tpt.enter(WINDOW);
         tpt.finish(WINDOW);
@@ -3641,7 +3649,7 @@ mod tests {
                 }
                 6 => {
                     if random(20) == 0 {
-                        tpt.queue_pair_gone(holder.qpn);
+                        tpt.invalidate_windows(holder.qpn, 1 + random(3) as u32);
                     }
                     true
                 }
@@ -3717,7 +3725,7 @@ mod tests {
         };
         tpt.bind(&part, HOLDER).unwrap();
         assert!(tpt.take_up_release(window));
-        tpt.queue_pair_gone(HOLDER.qpn);
+        tpt.invalidate_windows(HOLDER.qpn, u32::MAX);
         tpt.enter(window);
         assert_eq!(tpt.release(window), Ok(()));
         tpt.finish(window);
@@ -3880,8 +3888,8 @@ mod tests {
                         }
                     }
                     _ => {
-                        tpt.queue_pair_gone(HOLDER.qpn);
-                        plain.queue_pair_gone(HOLDER.qpn);
+                        tpt.invalidate_windows(HOLDER.qpn, u32::MAX);
+                        plain.invalidate_windows(HOLDER.qpn, u32::MAX);
                     }
                 }
                 for index in (1..4).chain([WINDOW]) {
