@@ -23,6 +23,8 @@ pub const MAX_QP: u32 = 1 << 14;
 pub const GSI_QPN: u32 = 1;
 /// Entries of a queue that are flushed in one turn.
 const MAX_FLUSH: u32 = 1024;
+/// Members of groups that are looked at in the time that one entry of a queue takes.
+const MEMBERS_PER_WORK: u64 = 64;
 /// The number of no completion queue.
 const NO_CQ: u32 = u32::MAX;
 /// Reads and atomics in flight, each way.
@@ -512,7 +514,9 @@ pub(crate) fn destroy(
     if let Some(srq) = qp.srqn.and_then(|srqn| core.srqs.get_mut(srqn)) {
         srq.users = srq.users.saturating_sub(1);
     }
-    core.groups.forget(qpn);
+    if qp.service == Service::Ud {
+        core.work += core.groups.forget(qpn) as u64 / MEMBERS_PER_WORK;
+    }
     core.forget_queue_pair_events(qpn);
     Ok(())
 }
