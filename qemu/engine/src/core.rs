@@ -629,7 +629,8 @@ pub struct Core {
     pub(crate) misbehaviour: Option<Box<Misbehaving>>,
     /// The time of the present call, in nanoseconds.
     pub now: u64,
-    /// Entries of queues that were moved or flushed so far: what a turn may not have too much of.
+    /// Entries of queues that were moved or flushed so far, windows that went with their queue pair, and
+    /// copies of a frame for members of a group: what a turn may not have too much of.
     pub work: u64,
     /// What the transport shares among queue pairs: scratch buffers. Take it out with
     /// [`std::mem::take`] while calling methods of the core.

@@ -71,6 +71,8 @@ enum Rest {
     ResizeCompletionQueue(cq::Resize),
     ResizeSrq(srq::Resize),
     ModifyQueuePair(qp::Modification),
+    /// The windows of this queue pair are left.
+    DestroyQueuePair(u32),
 }
 
 /// What a command did.
@@ -739,6 +741,7 @@ impl Engine {
             Rest::ModifyQueuePair(modification) => {
                 qp::modify_some(core, qps, modification, budget, host)
             }
+            Rest::DestroyQueuePair(qpn) => qp::invalidate_windows(core, *qpn, budget).map(Ok),
         };
         match result {
             Some(result) => result.map(|()| Outcome::Done(0)),
@@ -931,7 +934,9 @@ impl Engine {
                 return reply(core, entry, &state, host).map(Outcome::Done);
             }
             CommandOpcode::DestroyQueuePair => {
-                qp::destroy(core, &mut self.qps, object_number(request)?, host)
+                let qpn = object_number(request)?;
+                qp::destroy(core, &mut self.qps, qpn, host)?;
+                return Ok(Outcome::Begun(Rest::DestroyQueuePair(qpn)));
             }
             CommandOpcode::SetGid => {
                 let command: SetGid = parse(request)?;
@@ -1020,7 +1025,8 @@ fn faults_in(length: u32) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{Node, QpOptions, SendWork, CQP_LOG_ENTRIES};
+    use crate::testing::{Node, QpOptions, Region, SendWork, CQP_LOG_ENTRIES};
+    use crate::tpt::{Holder, RemoteAccess};
 
     const LOG_ENTRIES: u8 = 13;
     const RESIZES: u32 = 30;
@@ -1091,6 +1097,160 @@ mod tests {
         assert_eq!(node.engine.counters().failed_commands, 0);
         assert!(turns >= (RESIZES << LOG_ENTRIES) / TURN_WORK, "{turns}");
         assert!(writes > turns / 4, "{writes} writes in {turns} turns");
+    }
+
+    const WINDOWS: u32 = 100_000;
+
+    /// Binds type 2 windows to a queue pair, as its work requests would. Returns the first and the last.
+    fn bind_windows(node: &mut Node, region: &Region, holder: Holder) -> [Tag; 2] {
+        let windows = [0x1000, 0x1000 + WINDOWS - 1].map(|index| Tag::new(index, 1));
+        for index in windows[0].index()..=windows[1].index() {
+            let window = Tag::new(index, 1).0;
+            let tpt = &mut node.engine.core.tpt;
+            tpt.allocate(&AllocateTag {
+                tag: window,
+                pd: holder.pd,
+                kind: TagKind::Window2B.number(),
+                reserved: [0; 3],
+                max_pages: 0,
+            })
+            .unwrap();
+            let part = BindPart {
+                window,
+                new_window: window,
+                region: region.tag,
+                access: ACCESS_REMOTE_READ,
+                address: region.address,
+                length: 64,
+                reserved: [0; 2],
+            };
+            tpt.bind(&part, holder).unwrap();
+        }
+        windows
+    }
+
+    #[test]
+    fn windows_go_with_their_queue_pair_in_pieces_between_the_work_of_others() {
+        const QPN: u32 = 4;
+        const LONG: u32 = 100;
+        const NEXT: u32 = 101;
+        const RELEASE: u32 = 102;
+        const REGISTER: u32 = 103;
+        for destroy in [true, false] {
+            let mut node = Node::new(1);
+            for (qpn, peer) in [(2, 3), (3, 2), (QPN, 77)] {
+                node.create_qp(QpOptions {
+                    qpn,
+                    ..QpOptions::default()
+                });
+                let peer = node.as_peer(peer);
+                node.connect(qpn, &peer);
+            }
+            let access = ACCESS_LOCAL_WRITE | ACCESS_REMOTE | ACCESS_WINDOW_BIND;
+            let region = node.register(0x101, 1, access, 4096);
+            let shared = node.register(0x201, 1, access, 4096);
+            let holder = Holder { pd: 1, qpn: QPN };
+            let windows = bind_windows(&mut node, &shared, holder);
+            let usable = |node: &Node, window: Tag| {
+                let tpt = &node.engine.core.tpt;
+                let access = RemoteAccess::Read;
+                let span = tpt.check_remote(window.0, shared.address, 1, holder, access);
+                span.is_ok()
+            };
+            assert!(windows.iter().all(|&window| usable(&node, window)));
+            let write = SendWork::new(SendOpcode::Write, &[region.sge(0, 64)])
+                .remote(region.address, region.tag)
+                .flags(SEND_SIGNALED);
+            node.post_send(2, &write);
+            let number = |number| ObjectNumber {
+                number,
+                reserved: 0,
+            };
+            let modify = |mask, from: QueuePairStateCode, to: QueuePairStateCode| ModifyQueuePair {
+                qpn: QPN,
+                mask: mask | MODIFY_STATE | MODIFY_CURRENT_STATE,
+                current_state: from.number(),
+                state: to.number(),
+                ..ModifyQueuePair::zeroed()
+            };
+            use QueuePairStateCode::{Init, Reset, Rts};
+            // The next one is about the same queue pair, or another of its number.
+            let [long, next] = if destroy {
+                let create = node.qp_template(QpOptions {
+                    qpn: QPN,
+                    ..QpOptions::default()
+                });
+                let destroy = CommandOpcode::DestroyQueuePair;
+                [
+                    CommandEntry::new(destroy, LONG, (0, 0), &number(QPN)),
+                    CommandEntry::new(CreateQueuePair::OPCODE, NEXT, (0, 0), &create),
+                ]
+            } else {
+                let init = modify(MODIFY_PKEY | MODIFY_ACCESS, Reset, Init);
+                let opcode = CommandOpcode::ModifyQueuePair;
+                [
+                    CommandEntry::new(opcode, LONG, (0, 0), &modify(0, Rts, Reset)),
+                    CommandEntry::new(opcode, NEXT, (0, 0), &init),
+                ]
+            };
+            let tag = RegisterRegion {
+                tag: 0x301,
+                buffer: Buffer::contiguous(0x1000, 64),
+                ..RegisterRegion::zeroed()
+            };
+            let release = CommandOpcode::ReleaseTag;
+            node.answers();
+            for entry in [
+                long,
+                next,
+                CommandEntry::new(release, RELEASE, (0, 0), &number(shared.tag)),
+                CommandEntry::new(RegisterRegion::OPCODE, REGISTER, (0, 0), &tag),
+            ] {
+                node.put_command(&entry);
+            }
+            let (mut turns, mut writes, mut work) = (0, 0, node.engine.core.work);
+            let mut answers = Vec::new();
+            node.ring_control();
+            loop {
+                let done = node.engine.core.work - work;
+                assert!(done <= u64::from(TURN_WORK), "{done} windows in a turn");
+                work = node.engine.core.work;
+                answers.extend(node.answers());
+                if answers.iter().any(|(cookie, _)| *cookie == LONG) {
+                    break;
+                }
+                // Nobody is left who could use those that are still bound.
+                let qp = node.engine.qps.get(QPN);
+                assert!(qp.is_none_or(|qp| !qp.may_send() && !qp.may_receive()));
+                assert!(usable(&node, windows[1]), "from the first on");
+                node.now += 1000;
+                node.engine.poll(node.now, &mut node.host);
+                turns += 1;
+                if let Some(completion) = node.poll_cq(1) {
+                    assert_eq!(completion.status, CompletionStatus::Success.number());
+                    node.post_send(2, &write);
+                    writes += 1;
+                }
+            }
+            assert!(turns >= WINDOWS / TURN_WORK, "{turns} turns");
+            assert!(writes > turns / 4, "{writes} writes in {turns} turns");
+            assert!(!windows.iter().any(|&window| usable(&node, window)));
+            while node.engine.has_commands() {
+                node.engine.poll(node.now, &mut node.host);
+            }
+            answers.extend(node.answers());
+            // Those on tags did not wait, and the region had windows then; the next one did.
+            let expected = [
+                (RELEASE, CommandStatus::Busy),
+                (REGISTER, CommandStatus::Ok),
+                (LONG, CommandStatus::Ok),
+                (NEXT, CommandStatus::Ok),
+            ];
+            assert_eq!(answers, expected);
+            let state = if destroy { Reset } else { Init };
+            assert_eq!(node.qp_state(QPN), state);
+            assert_eq!(node.object_command(release, shared.tag), CommandStatus::Ok);
+        }
     }
 
     #[test]

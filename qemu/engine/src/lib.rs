@@ -109,9 +109,9 @@ pub const FIRMWARE: u32 = 1 << 8;
 /// The device resets at once; the rest is for a process that does not get to run.
 pub const RESET_TIMEOUT: u32 = 5_000;
 
-/// Frames of the loopback delivered in one poll.
-const LOOPBACK_BUDGET: usize = 256;
-/// Entries of queues that are flushed in one poll because timers ran out, before it is enough.
+/// Frames of the loopback delivered in one go, where they make no further work.
+const LOOPBACK_BUDGET: u32 = 256;
+/// Entries of queues that are flushed in one poll because timers ran out, and timers, before it is enough.
 const TIMER_WORK: u64 = 2048;
 /// Queue pairs that try again in one poll because a tag is no longer pending.
 const WAKE_BUDGET: usize = 256;
@@ -715,13 +715,14 @@ impl Engine {
         if !self.core.is_running() {
             return;
         }
-        let start = self.core.work;
+        let (start, mut timers) = (self.core.work, 0);
         // Those of many queue pairs may run out at once; what is left is due at the next poll.
         // Where some event queues are of low latency, their interrupts and events come first.
-        while self.core.work.wrapping_sub(start) < TIMER_WORK {
+        while self.core.work.wrapping_sub(start) + timers < TIMER_WORK {
             let Some((entry, owner)) = self.core.timers.pop(now) else {
                 break;
             };
+            timers += 1;
             if self.core.is_bulk_event(owner) {
                 self.core.late_timers.push((owner, entry));
                 continue;
@@ -834,7 +835,9 @@ impl Engine {
             };
             if let Some(qp) = self.qps.get_mut(qpn) {
                 let most = budget.min(PARKED_BURST);
-                budget -= transport::deliver_parked(&mut self.core, qp, most, host);
+                let work = self.core.work;
+                let frames = transport::deliver_parked(&mut self.core, qp, most, host);
+                budget = budget.saturating_sub(frames + self.cost_since(work));
             }
         }
         // They were looked at after the commands.
@@ -852,14 +855,22 @@ impl Engine {
     }
 
     fn deliver_loopback(&mut self, host: &mut dyn Host) {
-        for _ in 0..LOOPBACK_BUDGET {
+        let mut budget = LOOPBACK_BUDGET;
+        while budget > 0 {
             let Some(frame) = self.core.loopback.pop() else {
                 break;
             };
+            let work = self.core.work;
             self.take_frame(&frame, Medium::Memory, host);
+            budget = budget.saturating_sub(1 + self.cost_since(work));
             self.core.loopback.recycle(frame);
             self.core.room.look = true;
         }
+    }
+
+    /// What the work since then costs, in packets.
+    fn cost_since(&self, work: u64) -> u32 {
+        (self.core.work - work) as u32 / 4
     }
 
     /// One turn of a queue pair: from the ready list, or of one that has waited for room on the
@@ -879,7 +890,8 @@ impl Engine {
             (ROUND / contenders).clamp(MIN_BURST, MAX_BURST)
         });
         Self::send(core, qp, burst, turn, host);
-        1 + (core.counters.tx_packets - sent) as u32 + (core.work - work) as u32 / 4
+        let packets = core.counters.tx_packets - sent;
+        1 + packets as u32 + self.cost_since(work)
     }
 
     fn send(
@@ -967,11 +979,139 @@ impl Engine {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{Node, QpOptions};
+    use crate::testing::{Node, Peer, QpOptions, SendWork};
     use ferrite_abi::*;
 
     /// What driver and device speak.
     const VERSION: u64 = ((ABI_MAJOR as u64) << 16) | ABI_MINOR as u64;
+
+    #[test]
+    fn timers_that_run_out_at_once_are_served_in_turns() {
+        const QPS: u32 = 5000;
+        let mut node = Node::new(1);
+        // None of them is used: all may have the same memory.
+        let template = node.qp_template(QpOptions::default());
+        let deadline = node.now + 1000;
+        for qpn in 2..2 + QPS {
+            node.execute(&CreateQueuePair { qpn, ..template });
+            let qp = node.engine.qps.get_mut(qpn).unwrap();
+            node.engine.core.start_timer(qp, deadline);
+        }
+        node.now = deadline;
+        let running = |node: &Node| {
+            let qps = node.engine.qps.iter();
+            qps.filter(|qp| qp.timer.is_running()).count() as u64
+        };
+        let mut left = running(&node);
+        assert_eq!(left, QPS.into());
+        while left > 0 {
+            assert_eq!(node.engine.next_timeout(), Some(deadline));
+            node.engine.poll(node.now, &mut node.host);
+            assert_eq!(running(&node), left.saturating_sub(TIMER_WORK));
+            left = running(&node);
+        }
+    }
+
+    #[test]
+    fn copies_for_the_members_of_a_group_are_made_in_turns() {
+        const MEMBERS: u64 = multicast::MAX_MULTICAST as u64;
+        const FRAMES: u64 = 200;
+        const QKEY: u32 = 7;
+        let mut node = Node::new(1);
+        let gid = gid::gid_of_ipv4([239, 1, 2, 3]);
+        let options = QpOptions {
+            service: Service::Ud,
+            ..QpOptions::default()
+        };
+        node.create_qp(options);
+        node.start_datagrams(2, QKEY);
+        let template = node.qp_template(options);
+        for qpn in (3..).take(MEMBERS as usize) {
+            node.execute(&CreateQueuePair { qpn, ..template });
+            node.start_datagrams(qpn, QKEY);
+            let member = MulticastMember {
+                gid,
+                qpn,
+                reserved: 0,
+            };
+            let attach = CommandOpcode::AttachMulticast;
+            assert_eq!(node.command(attach, &member), CommandStatus::Ok);
+        }
+        let group = Peer {
+            gid,
+            mac: [1, 0, 0x5e, 1, 2, 3],
+            ..node.as_peer(multicast::MULTICAST_QPN)
+        };
+        let send = SendWork::new(SendOpcode::Send, &[]).datagram(&group.datagram(QKEY));
+        node.post_send(2, &send);
+        node.settle();
+        let frame = node.host.sent.pop_front().unwrap();
+        // Nobody has posted a receive.
+        assert_eq!(node.engine.counters().rx_dropped, MEMBERS);
+        for _ in 0..FRAMES {
+            node.engine.core.transmit(&frame, &mut node.host);
+        }
+        // What a go is over at, and the last frame of it, twice.
+        let most = 2 * (4 * u64::from(LOOPBACK_BUDGET) + MEMBERS);
+        while node.engine.core.loopback.len() > 0 {
+            assert_eq!(node.engine.next_timeout(), Some(node.now));
+            let work = node.engine.core.work;
+            node.engine.poll(node.now, &mut node.host);
+            let done = node.engine.core.work - work;
+            assert!(done <= most, "{done} copies in a turn");
+        }
+        let copies = (1 + FRAMES) * MEMBERS;
+        assert_eq!(node.engine.counters().rx_dropped, copies);
+        // To look for a member among all of them is work, too.
+        let work = node.engine.core.work;
+        let destroy = CommandOpcode::DestroyQueuePair;
+        assert_eq!(node.object_command(destroy, 3), CommandStatus::Ok);
+        assert_eq!(node.engine.core.work - work, MEMBERS / 64);
+        let members = node.engine.core.groups.members(&gid);
+        assert_eq!(members.len() as u64, MEMBERS - 1);
+    }
+
+    #[test]
+    fn queue_pairs_that_fail_by_frames_to_itself_are_flushed_in_turns() {
+        const QPS: u32 = 16;
+        const POSTED: u32 = 1500;
+        let mut node = Node::new(1);
+        node.create_cq(2, EQ_FIRST_HANDLER, 15);
+        // The peer knows no such tag, and says so in a frame.
+        let write = SendWork::new(SendOpcode::Write, &[]).remote(0, 0x7701);
+        let write = write.inline(&[1; 8]).encode();
+        let send = SendWork::new(SendOpcode::Send, &[]).encode();
+        for qpn in 2..2 + QPS {
+            let peer = qpn + QPS;
+            for (qpn, other, cqn, log_blocks) in [(qpn, peer, 2, 11), (peer, qpn, 1, 1)] {
+                node.create_qp(QpOptions {
+                    qpn,
+                    cqn,
+                    log_blocks,
+                    log_entries: 1,
+                    ..QpOptions::default()
+                });
+                let other = node.as_peer(other);
+                node.connect(qpn, &other);
+            }
+            node.write_blocks(qpn, &write);
+            for _ in 1..POSTED {
+                node.write_blocks(qpn, &send);
+            }
+            node.publish_send(qpn);
+        }
+        let mut ended = 0;
+        while node.engine.next_timeout().is_some_and(|at| at <= node.now) {
+            let work = node.engine.core.work;
+            node.engine.poll(node.now, &mut node.host);
+            let done = node.engine.core.work - work;
+            assert!(done <= 2 * TIMER_WORK, "{done} entries in a turn");
+            while node.poll_cq(2).is_some() {
+                ended += 1;
+            }
+        }
+        assert_eq!(ended, QPS * POSTED);
+    }
 
     #[test]
     fn registers_tell_what_the_device_is() {

@@ -89,11 +89,14 @@ impl Groups {
         Ok(())
     }
 
-    /// Takes a queue pair out of all groups.
-    pub(crate) fn forget(&mut self, qpn: u32) {
+    /// Takes a queue pair out of all groups. Returns how many members were looked at.
+    pub(crate) fn forget(&mut self, qpn: u32) -> usize {
+        let mut looked_at = 0;
         self.members.retain(|_, members| {
+            looked_at += members.len();
             members.retain(|&member| member != qpn);
             !members.is_empty()
         });
+        looked_at
     }
 }

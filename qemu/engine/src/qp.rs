@@ -24,6 +24,8 @@ pub const MAX_QP: u32 = 1 << 14;
 pub const GSI_QPN: u32 = 1;
 /// Entries of a queue that are flushed in one turn.
 const MAX_FLUSH: u32 = 1024;
+/// Members of groups that are looked at in the time that one entry of a queue takes.
+const MEMBERS_PER_WORK: u64 = 64;
 /// The number of no completion queue.
 const NO_CQ: u32 = QUEUE_NONE;
 /// Reads and atomics in flight, each way.
@@ -498,7 +500,7 @@ pub(crate) fn create(
     Ok(())
 }
 
-/// Carries out `DestroyQueuePair`.
+/// Begins `DestroyQueuePair`: the queue pair is gone, and its windows [are left](invalidate_windows).
 pub(crate) fn destroy(
     core: &mut Core,
     qps: &mut QueuePairs,
@@ -508,7 +510,6 @@ pub(crate) fn destroy(
     let mut qp = qps.slot(qpn)?.take().ok_or(CommandStatus::NotFound)?;
     core.stop_waiting(&mut qp);
     give_back(core, &mut qp, host);
-    core.tpt.queue_pair_gone(qpn);
     for cqn in [qp.send_cqn, qp.receive_cqn] {
         if let Some(cq) = core.cqs.get_mut(cqn) {
             cq.users = cq.users.saturating_sub(1);
@@ -517,9 +518,19 @@ pub(crate) fn destroy(
     if let Some(srq) = qp.srqn.and_then(|srqn| core.srqs.get_mut(srqn)) {
         srq.users = srq.users.saturating_sub(1);
     }
-    core.groups.forget(qpn);
+    if qp.service == Service::Ud {
+        core.work += core.groups.forget(qpn) as u64 / MEMBERS_PER_WORK;
+    }
     core.forget_queue_pair_events(qpn);
     Ok(())
+}
+
+/// Goes on with `DestroyQueuePair`, or `ModifyQueuePair` to state RESET: invalidates `limit` of the type
+/// 2 windows bound to the queue pair at most. `None` when there may be more.
+pub(crate) fn invalidate_windows(core: &mut Core, qpn: u32, limit: u32) -> Option<()> {
+    let done = core.tpt.invalidate_windows(qpn, limit);
+    core.work += u64::from(done);
+    (done < limit).then_some(())
 }
 
 /// Carries out `QueryQueuePair`; with `context` it tells what the queue pair is made of, too.
@@ -594,16 +605,22 @@ pub(crate) struct Modification {
     command: ModifyQueuePair,
     /// Where what was posted to a stopped send queue before it ends, once that was looked at.
     end: Option<u32>,
+    /// It was reset, and its windows are left.
+    is_reset: bool,
 }
 
 impl Modification {
     pub(crate) fn new(command: ModifyQueuePair) -> Self {
-        Self { command, end: None }
+        Self {
+            command,
+            end: None,
+            is_reset: false,
+        }
     }
 }
 
-/// Goes on with `ModifyQueuePair`: flushes `limit` work requests at most. `None` when there are
-/// more.
+/// Goes on with `ModifyQueuePair`: flushes `limit` work requests, or invalidates as many windows, at
+/// most. `None` when there are more.
 pub(crate) fn modify_some(
     core: &mut Core,
     qps: &mut QueuePairs,
@@ -623,6 +640,9 @@ fn modify(
     host: &mut dyn Host,
 ) -> Result<Option<()>, CommandStatus> {
     let command = &modification.command;
+    if modification.is_reset {
+        return Ok(invalidate_windows(core, command.qpn, limit));
+    }
     qps.check(command.qpn)?;
     let qp = qps.get_mut(command.qpn).ok_or(CommandStatus::NotFound)?;
     let from = qp.state;
@@ -650,7 +670,11 @@ fn modify(
     }
     check_values(core, command)?;
     match to {
-        State::Reset => reset(core, qp, host),
+        State::Reset => {
+            reset(core, qp, host);
+            modification.is_reset = true;
+            return Ok(invalidate_windows(core, command.qpn, limit));
+        }
         State::Error => enter_error(core, qp, host),
         _ => {
             if to == State::Rts && (qp.stopped || from == State::Sqe) {
@@ -718,13 +742,13 @@ fn take_attributes(attributes: &mut ModifyQueuePair, command: &ModifyQueuePair) 
     attributes.mask |= command.mask & !(MODIFY_STATE | MODIFY_CURRENT_STATE);
 }
 
-/// To state RESET: everything as it was after `CreateQueuePair`, nothing completed.
+/// To state RESET: everything as it was after `CreateQueuePair`, nothing completed. Its windows [are
+/// left](invalidate_windows).
 fn reset(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
     qp.state = State::Reset;
     qp.draining = false;
     qp.stopped = false;
     qp.owed.clear();
-    core.tpt.queue_pair_gone(qp.number);
     core.stop_waiting(qp);
     qp.timer.stop();
     give_back(core, qp, host);

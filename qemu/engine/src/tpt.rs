@@ -206,6 +206,16 @@ pub enum Touch {
     Drop,
 }
 
+impl Touch {
+    /// What becomes of it where the rule holds for another entry as well: that says `other`.
+    fn and(self, other: Result<Self, TptError>) -> Result<Self, TptError> {
+        match self {
+            Self::Place => other,
+            Self::Drop => Ok(Self::Drop),
+        }
+    }
+}
+
 /// An atomic operation on eight bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtomicOperation {
@@ -1186,9 +1196,16 @@ impl Tpt {
         }
     }
 
-    /// Invalidates the type 2 windows bound to a queue pair that is destroyed or reset.
-    pub(crate) fn queue_pair_gone(&mut self, qpn: u32) {
-        while let Some(&(_, index)) = self.bound.range((qpn, 0)..=(qpn, u32::MAX)).next() {
+    /// Invalidates type 2 windows bound to a queue pair that is gone or reset, `limit` at most. Returns
+    /// how many; when that is fewer, there are no others.
+    ///
+    /// None of them can be used meanwhile, since only that queue pair's peer could.
+    pub(crate) fn invalidate_windows(&mut self, qpn: u32, limit: u32) -> u32 {
+        for done in 0..limit {
+            let mut bound = self.bound.range((qpn, 0)..=(qpn, u32::MAX));
+            let Some(&(_, index)) = bound.next() else {
+                return done;
+            };
             let tag = Tag::new(index, 0);
             // It may be leaving, or about to be replaced.
             self.enter(tag);
@@ -1199,6 +1216,7 @@ impl Tpt {
                 window.target = None;
             }
         }
+        limit
     }
 
     /// The checks that local and remote accesses share, in the specification's order. `peer_of` is
@@ -1429,14 +1447,15 @@ impl Tpt {
         if span.tag.0 == TAG_ALL_MEMORY {
             return Ok(Touch::Place);
         }
-        self.target(span.tag, span.generation)?;
+        let target = self.target(span.tag, span.generation)?;
         if !last {
             return Ok(Touch::Place);
         }
-        if self.entry(span.tag)?.kind == TagKind::List {
-            return self.touch_list(span, arrival);
+        match *target {
+            Target::List => self.touch_list(span, arrival),
+            Target::Window(binding) => self.touch_window(span.tag, binding, arrival),
+            _ => self.touch_entry(span.tag, arrival),
         }
-        self.touch_entry(span.tag, arrival)
     }
 
     /// The same for the last packet of a message to the entry `tag`.
@@ -1469,12 +1488,23 @@ impl Tpt {
         let mut touch = self.touch_entry(span.tag, arrival);
         self.for_touched(span, |tpt, region| {
             let piece = tpt.touch_entry(region, arrival);
-            touch = match (touch, piece) {
-                (Ok(Touch::Place), piece) => piece,
-                (touch, _) => touch,
-            };
+            touch = touch.and_then(|touch| touch.and(piece));
         });
         touch
+    }
+
+    /// The same for a window: the message touches it, and the region that it was bound to. So it is as
+    /// with a list of one piece.
+    fn touch_window(
+        &mut self,
+        tag: Tag,
+        binding: Binding,
+        arrival: Arrival,
+    ) -> Result<Touch, TptError> {
+        self.target(binding.region, binding.generation)?;
+        let touch = self.touch_entry(tag, arrival);
+        let region = self.touch_entry(binding.region, arrival);
+        touch.and_then(|touch| touch.and(region))
     }
 
     /// Calls `each` for every region, once, of which a span of a list has bytes and which is still
@@ -1501,9 +1531,23 @@ impl Tpt {
     }
 
     /// The stream of the connection that touched `tag` has been received up to and including
-    /// `sequence`. True when that ends the tag's life, or that of a region of the list that it is.
+    /// `sequence`. True when that ends the tag's life, or that of a region of the list or window that it
+    /// is.
     pub fn caught_up(&mut self, tag: Tag, sequence: u32) -> bool {
-        let mut ends = self.entry_caught_up(tag, sequence);
+        let mut ends = false;
+        // Before the window is unbound.
+        if let Ok(&Entry {
+            target:
+                Some(Target::Window(Binding {
+                    region, generation, ..
+                })),
+            ..
+        }) = self.entry(tag)
+        {
+            ends =
+                self.target(region, generation).is_ok() && self.entry_caught_up(region, sequence);
+        }
+        ends |= self.entry_caught_up(tag, sequence);
         if let Ok(Entry {
             kind: TagKind::List,
             list: Some(list),
@@ -2493,11 +2537,11 @@ mod tests {
         );
         // Free again, for any queue pair of the domain.
         assert_eq!(tpt.bind(&bind_part(2), other), Ok(()));
-        tpt.queue_pair_gone(2);
+        tpt.invalidate_windows(2, u32::MAX);
         let bound = Tag::new(5, 3);
         assert!(remote(&tpt, bound, ADDRESS + 100, 1, 3).is_ok());
         assert_eq!(tpt.release(TAG), Err(CommandStatus::Busy));
-        tpt.queue_pair_gone(3);
+        tpt.invalidate_windows(3, u32::MAX);
         assert_eq!(
             remote(&tpt, bound, ADDRESS + 100, 1, 3),
             Err(TptError::NotValid)
@@ -2513,7 +2557,7 @@ mod tests {
         assert_eq!(tpt.bind(&bind_part(1), HOLDER), Ok(()));
         // One that will be refused, and leave what is there.
         assert!(tpt.take_up_registration(WINDOW, true));
-        tpt.queue_pair_gone(HOLDER.qpn);
+        tpt.invalidate_windows(HOLDER.qpn, u32::MAX);
         assert!(tpt.bound.is_empty());
         tpt.enter(WINDOW);
         tpt.finish(WINDOW);
@@ -2757,6 +2801,73 @@ mod tests {
         assert_eq!(tpt.touch(&span, true, Arrival::Outside), Ok(Touch::Drop));
         assert!(is_valid(&tpt));
         assert_eq!(tpt.touch(&span, true, Arrival::InOrder), Ok(Touch::Place));
+    }
+
+    #[test]
+    fn a_message_through_a_window_touches_its_region() {
+        let bind = |tpt: &mut Tpt, access: u32| {
+            let part = BindPart {
+                access: ACCESS_REMOTE_WRITE | access,
+                ..bind_part(1)
+            };
+            tpt.bind(&part, HOLDER).unwrap();
+            remote(tpt, Tag::new(5, 2), ADDRESS + 100, 1, HOLDER.qpn).unwrap()
+        };
+        let is_there = |tpt: &Tpt| tpt.stands(TAG.0).is_ok();
+        let bound = |region: u32, window: u32| {
+            let mut tpt = with_window(TagKind::Window2B);
+            tpt.register(&RegisterRegion {
+                flags: REGION_REPLACE,
+                ..command(TAG, FULL | region)
+            })
+            .unwrap();
+            let span = bind(&mut tpt, window);
+            (tpt, span)
+        };
+        let memory = TestMemory::new(0, 0);
+        for once in [0, ACCESS_ONE_TOUCH] {
+            // A region that takes many, whatever the window takes.
+            let (mut tpt, span) = bound(0, once);
+            assert_eq!(tpt.touch(&span, true, Arrival::InOrder), Ok(Touch::Place));
+            assert!(is_there(&tpt));
+            // One that takes one: in order; ahead of its time; outside; a second time.
+            let (mut tpt, span) = bound(ACCESS_ONE_TOUCH, once);
+            for arrival in [Arrival::InOrder, Arrival::Ahead(7), Arrival::Outside] {
+                assert_eq!(tpt.touch(&span, false, arrival), Ok(Touch::Place));
+            }
+            assert_eq!(tpt.touch(&span, true, Arrival::Outside), Ok(Touch::Drop));
+            assert!(is_there(&tpt));
+            assert_eq!(tpt.touch(&span, true, Arrival::InOrder), Ok(Touch::Place));
+            assert!(!is_there(&tpt));
+            assert_eq!(tpt.write(&memory, &span, 0, &[1]), Err(TptError::NotValid));
+            assert_eq!(
+                tpt.touch(&span, true, Arrival::InOrder),
+                Err(TptError::NotValid)
+            );
+            let (mut tpt, span) = bound(ACCESS_ONE_TOUCH, once);
+            assert_eq!(tpt.touch(&span, true, Arrival::Ahead(7)), Ok(Touch::Place));
+            assert!(!tpt.caught_up(span.tag, 6) && is_there(&tpt));
+            assert!(tpt.caught_up(span.tag, 7) && !is_there(&tpt));
+            assert_eq!(
+                remote(&tpt, span.tag, ADDRESS + 100, 1, HOLDER.qpn).is_ok(),
+                once == 0
+            );
+            let (mut tpt, span) = bound(ACCESS_ONE_TOUCH, once);
+            tpt.touch(&span, true, Arrival::Ahead(7)).unwrap();
+            let region = remote(&tpt, TAG, ADDRESS, 1, HOLDER.qpn).unwrap();
+            assert_eq!(
+                tpt.touch(&region, true, Arrival::InOrder),
+                Err(TptError::Touched)
+            );
+            // Used up by others it is out of reach.
+            let (mut tpt, span) = bound(ACCESS_ONE_TOUCH, once);
+            let region = remote(&tpt, TAG, ADDRESS, 1, HOLDER.qpn).unwrap();
+            tpt.touch(&region, true, Arrival::InOrder).unwrap();
+            assert_eq!(
+                tpt.touch(&span, true, Arrival::InOrder),
+                Err(TptError::NotValid)
+            );
+        }
     }
 
     #[test]
@@ -3670,7 +3781,7 @@ mod tests {
                 }
                 6 => {
                     if random(20) == 0 {
-                        tpt.queue_pair_gone(holder.qpn);
+                        tpt.invalidate_windows(holder.qpn, 1 + random(3) as u32);
                     }
                     true
                 }
@@ -3746,7 +3857,7 @@ mod tests {
         };
         tpt.bind(&part, HOLDER).unwrap();
         assert!(tpt.take_up_release(window));
-        tpt.queue_pair_gone(HOLDER.qpn);
+        tpt.invalidate_windows(HOLDER.qpn, u32::MAX);
         tpt.enter(window);
         assert_eq!(tpt.release(window), Ok(()));
         tpt.finish(window);
@@ -3909,8 +4020,8 @@ mod tests {
                         }
                     }
                     _ => {
-                        tpt.queue_pair_gone(HOLDER.qpn);
-                        plain.queue_pair_gone(HOLDER.qpn);
+                        tpt.invalidate_windows(HOLDER.qpn, u32::MAX);
+                        plain.invalidate_windows(HOLDER.qpn, u32::MAX);
                     }
                 }
                 for index in (1..4).chain([WINDOW]) {

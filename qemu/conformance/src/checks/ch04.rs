@@ -144,6 +144,7 @@ checks! {
     "DEV-4-89" => dropped_packet_does_not_touch,
     "DEV-4-90" => used_up_entries,
     "DEV-4-91" => shared_tables,
+    "DEV-4-121" => touched_through_a_window,
 }
 
 /// A peer writes all over a region that lies in scattered pages; the bytes are where they should be.
@@ -1277,6 +1278,28 @@ fn used_up_entries(host: &mut Host) -> Outcome {
     ends(host, &write8(region.address, region.tag), Success)?;
     host.destroy(Op::ReleaseTag, region.tag)?;
     host.object(Op::ReleaseTag, region.tag, NotFound)
+}
+
+fn touched_through_a_window(host: &mut Host) -> Outcome {
+    host.start_needing(FEATURE_WINDOWS | FEATURE_ONE_TOUCH)?;
+    let rights = ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE | ACCESS_WINDOW_BIND;
+    for once in [0, ACCESS_ONE_TOUCH] {
+        let region = host.region(rights | once, PAGE)?;
+        let window = allocate(host, TagKind::Window1)?;
+        let part = bind(window, &region, ACCESS_REMOTE_WRITE);
+        ends(host, &bind_work(&part), Success)?;
+        ends(host, &write8(region.address, part.new_window), Success)?;
+        // Neither is of use any more, where the region takes one touch.
+        let second = if once == 0 { Success } else { RemoteAccess };
+        for tag in [part.new_window, region.tag] {
+            ends(host, &write8(region.address, tag), second)?;
+        }
+        // It is bound to it still.
+        host.object(Op::ReleaseTag, region.tag, Busy)?;
+        host.destroy(Op::ReleaseTag, part.new_window)?;
+        host.destroy(Op::ReleaseTag, region.tag)?;
+    }
+    Ok(())
 }
 
 fn shared_tables(host: &mut Host) -> Outcome {

@@ -430,6 +430,7 @@ fn receive_multicast(
         return Disposition::Consumed;
     }
     let group = Some(core.gids.contains(&frame.source, frame.vlan_id()));
+    core.work += members.len() as u64;
     for qpn in members {
         let Some(qp) = qps.get_mut(qpn) else {
             continue;
