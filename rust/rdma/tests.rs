@@ -201,39 +201,6 @@ impl SrqOps for Minimal {
     }
 }
 
-impl CounterOps for Minimal {
-    fn read_counters(_dev: &Device<Self>, _port: u32, _values: &mut [u64]) -> Result {
-        Err(EINVAL)
-    }
-}
-
-impl QpCounterOps for Minimal {
-    type Counter = Tracked;
-
-    fn counts(_dev: &Device<Self>, place: usize) -> bool {
-        place == 0
-    }
-
-    fn create_counter<'a>(mut new: New<'a, kind::Counter, Self>) -> Result<&'a QpCounter<Self>> {
-        new.set_number(3);
-        new.init(Tracked::new(70))
-    }
-
-    fn bind_counter(_counter: &QpCounter<Self>, qp: &Qp<Self>) -> Result {
-        match qp.number() {
-            0 => Err(EBUSY),
-            _ => Ok(()),
-        }
-    }
-
-    fn unbind_counter(_counter: &QpCounter<Self>, _qp: &Qp<Self>) {}
-
-    fn read_counter(counter: &QpCounter<Self>, values: &mut [u64]) -> Result {
-        values.fill(counter.0.into());
-        Ok(())
-    }
-}
-
 /// Zeroed memory for an object, as the core allocates it.
 struct Memory<K: Kind<Minimal>>(KBox<core::mem::MaybeUninit<Object<K, Minimal>>>);
 
@@ -360,72 +327,6 @@ mod suite {
         // SAFETY: `alloc` has initialised it, nobody else has it, and it is not used afterwards.
         assert_eq!(unsafe { dealloc(raw, core::ptr::null_mut()) }, 0);
         assert_eq!(LIVE.load(Relaxed), before);
-        Ok(())
-    }
-
-    #[test]
-    fn a_set_of_counters_lives_from_its_first_queue_pair_on_until_the_core_ends_it() -> Result {
-        let before = LIVE.load(Relaxed);
-        let ops = &const { Ops::<Minimal>::new().with_qp_counters() }.raw;
-        assert!(ops.counter_init.is_some() && ops.counter_alloc_stats.is_some());
-        assert!(ops.size_rdma_counter > core::mem::size_of::<bindings::rdma_counter>());
-        let bind = ops.counter_bind_qp.ok_or(EINVAL)?;
-        let unbind = ops.counter_unbind_qp.ok_or(EINVAL)?;
-        let update = ops.counter_update_stats.ok_or(EINVAL)?;
-        let dealloc = ops.counter_dealloc.ok_or(EINVAL)?;
-        let (mut refused, mut memory) = (Memory::new()?, Memory::<kind::Counter>::new()?);
-        let mut qps = [Memory::<kind::Qp>::new()?, Memory::<kind::Qp>::new()?];
-        let [one, other] = qps.each_mut().map(Memory::raw);
-        for qp in [one, other] {
-            // SAFETY: The memory is as the core's, and nobody else's.
-            unsafe { Object::<kind::Qp, Minimal>::prepare(qp) }.init(())?;
-        }
-        let (none, counter) = (refused.raw(), memory.raw());
-        // SAFETY: Both are initialised here, and nobody else has them.
-        let set_of = |qp: *mut bindings::ib_qp| unsafe { (*qp).counter };
-
-        // The driver refuses queue pair 0: the core frees the set without another word.
-        // SAFETY: The memory is as the core's; `one` was initialised above.
-        assert_eq!(unsafe { bind(none, one, 1) }, EBUSY.to_errno());
-        assert_eq!(LIVE.load(Relaxed), before);
-        assert!(set_of(one).is_null());
-
-        for (qp, number) in [(one, 5), (other, 6)] {
-            // SAFETY: As above.
-            unsafe { (*qp).qp_num = number };
-            // SAFETY: As above; the driver makes the set with the first of them.
-            assert_eq!(unsafe { bind(counter, qp, 1) }, 0);
-            assert_eq!(set_of(qp), counter);
-            assert_eq!(LIVE.load(Relaxed), before + 1);
-        }
-        // SAFETY: `bind` has made it, and nobody else writes to it.
-        assert_eq!(unsafe { (*counter).id }, 3);
-
-        let names = counters::Descriptions::new(&["some", "others"])?;
-        let stats = names.alloc_stats();
-        assert!(!stats.is_null());
-        // SAFETY: Nobody else has the set, nor the values, which are freed below.
-        unsafe {
-            (*counter).stats = stats;
-            assert_eq!(update(counter), 0);
-            assert_eq!(counters::values(stats), [70, 70]);
-            bindings::rdma_free_hw_stats_struct(stats);
-        }
-
-        for qp in [one, other] {
-            // SAFETY: It is bound.
-            assert_eq!(unsafe { unbind(qp, 1) }, 0);
-            assert!(set_of(qp).is_null());
-            // What it counted is asked for once more.
-            assert_eq!(LIVE.load(Relaxed), before + 1);
-        }
-        // SAFETY: `bind` has made it; it is not used afterwards.
-        assert_eq!(unsafe { dealloc(counter) }, 0);
-        assert_eq!(LIVE.load(Relaxed), before);
-        for qp in [one, other] {
-            // SAFETY: It was prepared above, and is not used afterwards.
-            unsafe { Object::<kind::Qp, Minimal>::finish(qp) };
-        }
         Ok(())
     }
 
