@@ -18,7 +18,7 @@ use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_uint, c_void, CStr, CString, OsStr};
 use std::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{LazyLock, Mutex, OnceLock, PoisonError};
@@ -182,7 +182,7 @@ fn forget_blocks() {
 }
 
 /// Writes a line for each block that was executed: its address, and the instructions.
-fn write_blocks(path: &PathBuf) {
+fn write_blocks(path: &Path) {
     let mut text = String::new();
     let blocks = BLOCKS.lock().unwrap_or_else(PoisonError::into_inner);
     for ((address, length), counter) in blocks.iter() {

@@ -86,8 +86,8 @@ fn counter_khz() -> Option<u64> {
 const EMULATED_BOOT: &str = "maxcpus=1";
 
 /// The processor that is emulated. It has an instruction for random numbers: without that a guest's kernel has
-/// nothing to make them of for minutes, and takes some seven thousand instructions for each one until then, which is
-/// as much as a system call and more than most of what is measured here.
+/// nothing to make them of for minutes, and takes some eleven thousand instructions for each one until then, which is
+/// more than most of what is measured here.
 pub const EMULATED_CPU: &str = "qemu64,+rdrand";
 
 /// A guest that hung or gave up while it booted, before anything of this tree ran in it.
