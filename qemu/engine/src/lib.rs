@@ -1049,7 +1049,9 @@ mod tests {
         // Nobody has posted a receive.
         assert_eq!(node.engine.counters().rx_dropped, MEMBERS);
         for _ in 0..FRAMES {
-            node.engine.core.transmit(&frame, &mut QpCounters::default(), &mut node.host);
+            node.engine
+                .core
+                .transmit(&frame, &mut QpCounters::default(), &mut node.host);
         }
         // What a go is over at, and the last frame of it, twice.
         let most = 2 * (4 * u64::from(LOOPBACK_BUDGET) + MEMBERS);
