@@ -69,6 +69,10 @@ impl<D: QpCounterOps> New<'_, kind::Counter, D> {
 
 /// What the core calls for each set it allocates: the driver's data is made with the first queue pair, as the
 /// core frees a set that it can bind none to without another word.
+///
+/// # Safety
+///
+/// None: it is `unsafe` for the type that the core's table has.
 unsafe extern "C" fn counter_init(_counter: *mut bindings::rdma_counter) {}
 
 /// # Safety

@@ -1027,7 +1027,7 @@ fn queue_pairs_count_what_they_do(host: &mut Host) -> Outcome {
     let [a, b, ..] = counted_traffic(host)?;
     let has = |host: &Host, name: &str| {
         let at = COUNTER_NAMES.iter().position(|other| *other == name);
-        at.is_some_and(|at| host.caps.qp_counters & 1 << at != 0)
+        at.is_some_and(|at| host.caps.qp_counters & (1 << at) != 0)
     };
     for (qp, what) in [(&a, "the sender"), (&b, "the receiver")] {
         let counters = host.qp_counters(&of_queue_pairs(&[qp.qpn]))?;
@@ -1052,7 +1052,7 @@ fn queue_pairs_count_what_is_told(host: &mut Host) -> Outcome {
     let counters = host.qp_counters(&of_queue_pairs(&[a.qpn, b.qpn]))?;
     for (at, counter) in counters.iter().enumerate() {
         ensure!(
-            host.caps.qp_counters & 1 << at != 0 || *counter == 0,
+            host.caps.qp_counters & (1 << at) != 0 || *counter == 0,
             "counter {at} is {counter}, and queue pairs have none such"
         );
     }

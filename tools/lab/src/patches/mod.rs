@@ -177,10 +177,11 @@ fn unaccounted_options(kconfig: &str, steps: &[Step]) -> String {
         let mut files = steps.iter().flat_map(|step| step.files);
         files.any(|file| *file == part)
     };
-    options
-        .filter(|name| !listed(name))
-        .map(|name| format!("Kconfig#{name} is in no patch (tools/lab/src/patches/series.rs)\n"))
-        .collect()
+    let mut wrong = String::new();
+    for name in options.filter(|name| !listed(name)) {
+        wrong += &format!("Kconfig#{name} is in no patch (tools/lab/src/patches/series.rs)\n");
+    }
+    wrong
 }
 
 /// Errors of the table: files without a patch, with two, that are not there, or that nobody wrote.
@@ -199,7 +200,8 @@ fn unaccounted(sources: &BTreeSet<String>, steps: &[Step], out_of_tree: &[(&str,
         .collect();
     listed.extend(out.iter().map(|name| (*name).to_owned()));
     let mut wrong = String::new();
-    for name in sources.iter().filter(|name| !is_source(name)) {
+    let left = |name: &&String| !is_source(name) && !out.contains(name.as_str());
+    for name in sources.iter().filter(left) {
         wrong += &format!("{name} is no source file: a build or an editor left it\n");
     }
     for entry in steps.iter().flat_map(|step| step.files) {
