@@ -225,8 +225,8 @@ mod tests {
         };
         assert_eq!(one[..2], ["--qp-first", "1048576"]);
         assert_eq!(two[..2], ["--qp-first", "16760831"]);
-        assert_eq!(one[10..], ["--doorbell-stride", "14"]);
-        assert_eq!(two[10..12], ["--doorbell-stride", "16"]);
-        assert_eq!(two[12..], notification::vectors(1, 8));
+        assert_eq!(one[12..], ["--doorbell-stride", "14"]);
+        assert_eq!(two[12..14], ["--doorbell-stride", "16"]);
+        assert_eq!(two[14..], notification::vectors(1, 8));
     }
 }
