@@ -261,8 +261,9 @@ pub trait SleepHandlers: pci::Driver {
     /// can still be reached. The kernel that it is given to next may not know this one's memory: it is to touch none.
     fn suspend<'bound>(dev: &'bound pci::Device<device::Core<'_>>, this: Pin<&Self::Data<'bound>>);
 
-    /// It was not, or is awake. Config space is what it was before; of the rest of the function nothing may be.
-    fn resume<'bound>(dev: &'bound pci::Device<device::Core<'_>>, this: Pin<&Self::Data<'bound>>);
+    /// It was not, or is awake, and everything else is, too: devices can be made again. Config space is what it was
+    /// before; of the rest of the function nothing may be. Also called where [`Self::suspend`] was not.
+    fn complete<'bound>(dev: &'bound pci::Device<device::Core<'_>>, this: Pin<&Self::Data<'bound>>);
 }
 
 /// What a driver does once for all functions.
@@ -343,11 +344,9 @@ impl<T: ResetHandlers + SleepHandlers + Loading> Adapter<T> {
 
     const POWER: bindings::dev_pm_ops = bindings::dev_pm_ops {
         suspend: Some(Self::suspend_callback),
-        resume: Some(Self::resume_callback),
         freeze: Some(Self::suspend_callback),
-        thaw: Some(Self::resume_callback),
         poweroff: Some(Self::suspend_callback),
-        restore: Some(Self::resume_callback),
+        complete: Some(Self::complete_callback),
         ..pin_init::zeroed()
     };
 
@@ -365,11 +364,10 @@ impl<T: ResetHandlers + SleepHandlers + Loading> Adapter<T> {
     /// # Safety
     ///
     /// As for [`Self::suspend_callback`].
-    unsafe extern "C" fn resume_callback(dev: *mut bindings::device) -> c_int {
+    unsafe extern "C" fn complete_callback(dev: *mut bindings::device) {
         // SAFETY: The PCI core calls this with the device of a function, locked, of the driver that has these
         // operations.
-        unsafe { Self::tell(container_of!(dev, bindings::pci_dev, dev), T::resume) };
-        0
+        unsafe { Self::tell(container_of!(dev, bindings::pci_dev, dev), T::complete) };
     }
 
     /// # Safety

@@ -32,7 +32,10 @@ pub trait QpCounterOps: CounterOps + QpOps {
     /// Makes a set, and tells its number ([`New::set_number`]). May sleep.
     fn create_counter<'a>(new: New<'a, kind::Counter, Self>) -> Result<&'a QpCounter<Self>>;
 
-    /// From now on the set counts what a queue pair does, too, which is bound to no other. May sleep.
+    /// From now on the set counts what a queue pair does, too. May sleep.
+    ///
+    /// `EBUSY` where it is bound to this one or another: the core looks whether it is, but without a lock, so that
+    /// several who bind it at once come here one after the other.
     fn bind_counter(counter: &QpCounter<Self>, qp: &Qp<Self>) -> Result;
 
     /// The set counts no more what a queue pair does, but keeps what it has counted. May sleep.
@@ -147,15 +150,21 @@ unsafe extern "C" fn counter_bind_qp<D: QpCounterOps>(
 
 /// # Safety
 ///
-/// To be called by the core through the table of a `Device<D>` for a queue pair that is bound, with the
+/// To be called by the core through the table of a `Device<D>` for a queue pair that was bound, with the
 /// lock of its set held.
 unsafe extern "C" fn counter_unbind_qp<D: QpCounterOps>(
     qp: *mut bindings::ib_qp,
     _port: u32,
 ) -> c_int {
-    // SAFETY: The caller vouches that the queue pair is bound: to a set that `counter_bind_qp` put there, of
-    // which the core keeps a count for the queue pair until this has returned.
-    let set = unsafe { QpCounter::<D>::from_raw((*qp).counter) };
+    // SAFETY: `create_qp` made the queue pair. What is here is written with the lock of the set held alone.
+    let counter = unsafe { (*qp).counter };
+    if counter.is_null() {
+        // Somebody else has unbound it since the core looked, before it had that lock.
+        return EINVAL.to_errno();
+    }
+    // SAFETY: `counter_bind_qp` put the set there, and the core keeps a count of it for the queue pair until this has
+    // returned.
+    let set = unsafe { QpCounter::<D>::from_raw(counter) };
     // SAFETY: `create_qp` made the queue pair. `ib_destroy_qp_user` calls this before it destroys it; others
     // have a count of the resource, for which that waits.
     D::unbind_counter(set, unsafe { Object::from_raw(qp) });

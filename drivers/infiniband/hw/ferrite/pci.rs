@@ -361,8 +361,8 @@ impl SleepHandlers for FerriteDriver {
         this.recovery.sleep();
     }
 
-    fn resume<'bound>(_pdev: &'bound pci::Device<Core<'_>>, this: Pin<&Self::Data<'bound>>) {
-        this.recovery.release();
+    fn complete<'bound>(_pdev: &'bound pci::Device<Core<'_>>, this: Pin<&Self::Data<'bound>>) {
+        this.recovery.wake_up();
     }
 }
 

@@ -225,6 +225,8 @@ impl FerriteQp {
                 (layout, KernelRings::new(dev, layout, terms)?)
             }
         };
+        // Before the device has it: what fails afterwards takes it from the device before its memory goes.
+        let events = QpEvents::new()?;
         let object = DeviceObject::create(
             &dev.hw,
             &CreateQueuePair {
@@ -264,7 +266,7 @@ impl FerriteQp {
             number,
             layout,
             state: Atomic::new(QpState::Reset.as_raw()),
-            events: QpEvents::new()?,
+            events,
             last_receive: Atomic::new(0),
             values <- new_mutex!(values, "ferrite_qp"),
             groups <- new_mutex!(KVec::new(), "ferrite_qp_groups"),

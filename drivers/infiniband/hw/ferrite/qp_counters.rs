@@ -153,6 +153,14 @@ struct State {
     ended: Values,
 }
 
+impl State {
+    /// Whether a queue pair is bound to any set.
+    fn has_member(&self, qpn: u32) -> bool {
+        let mut sets = self.sets.values();
+        sets.any(|set| set.members.get(&qpn).is_some())
+    }
+}
+
 /// The sets of a device, and how their queue pairs are asked for what they have counted.
 #[pin_data]
 pub(crate) struct Sets {
@@ -197,7 +205,9 @@ impl Sets {
         let mut state = self.state.lock();
         let mut sum = state.ended;
         for set in state.sets.values_mut() {
-            add(&mut sum, &set.read(|qpns| self.counted(qpns))?);
+            // What one cannot say now is no reason to say nothing of the port.
+            let counted = set.read(|qpns| self.counted(qpns));
+            add(&mut sum, &counted.unwrap_or(set.seen));
         }
         Ok(sum)
     }
@@ -287,7 +297,14 @@ impl rdma::QpCounterOps for Ferrite {
 
     fn bind_counter(counter: &QpCounter<Self>, qp: &Qp<Self>) -> Result {
         let qpn = qp.number();
-        counter.with_set(|sets, set| set.bind(qpn, sets.counted(&[qpn])?))
+        let mut state = counter.sets.state.lock();
+        if state.has_member(qpn) {
+            return Err(EBUSY);
+        }
+        let so_far = counter.sets.counted(&[qpn])?;
+        // There is one as long as there is its data.
+        let set = state.sets.get_mut(&counter.number.get()).ok_or(ENOENT)?;
+        set.bind(qpn, so_far)
     }
 
     fn unbind_counter(counter: &QpCounter<Self>, qp: &Qp<Self>) {
@@ -332,6 +349,25 @@ mod tests {
         assert_eq!(read(&mut set)?, each(8));
         set.bind(7, each(0))?;
         assert_eq!(read(&mut set)?, each(78));
+        Ok(())
+    }
+
+    #[test]
+    fn a_queue_pair_is_a_member_of_one_set() -> Result {
+        let mut state = State {
+            sets: RBTree::new(),
+            ended: NOTHING,
+        };
+        for number in [1, 2] {
+            state
+                .sets
+                .try_create_and_insert(number, Set::new(), GFP_KERNEL)?;
+        }
+        assert!(!state.has_member(5));
+        state.sets.get_mut(&2).ok_or(ENOENT)?.bind(5, each(0))?;
+        assert!(state.has_member(5) && !state.has_member(6));
+        state.sets.get_mut(&2).ok_or(ENOENT)?.unbind(5, None);
+        assert!(!state.has_member(5));
         Ok(())
     }
 

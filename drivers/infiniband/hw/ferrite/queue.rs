@@ -91,7 +91,10 @@ impl<K> QueueMemory<K> {
         let doorbell_page = udata.context().ok_or(EINVAL)?.doorbell_page();
         let memory = extent.pin(dev)?;
         let buffer = memory.buffer();
-        let memory = KBox::pin_init(new_mutex!(memory, "ferrite_queue_memory"), GFP_KERNEL)?;
+        let memory = KBox::pin_init(
+            new_mutex!(memory, "ferrite_queue_memory"),
+            GFP_KERNEL_ACCOUNT,
+        )?;
         let place = Place {
             buffer,
             doorbell_page,

@@ -898,16 +898,35 @@ impl Recovery {
 
     /// Somebody else is about to reset the function, with its config space locked. Sleeps.
     pub(crate) fn hold(&self, config: &Config<'_>) {
-        self.hold_for(config, Hardware::fail_for_reset);
+        drop(self.hold_for(config, Hardware::fail_for_reset));
     }
 
-    /// The machine is about to sleep. Until it is [awake](Self::release) the function may be without power, and when it
-    /// is back the bus is given to the device before anybody here can say anything: it has stopped by then. Sleeps.
+    /// The machine is about to sleep. Until it is [awake](Self::wake_up) the function may be without power, and when it
+    /// is back its config space is what it is now, before anybody here can say anything: the device has stopped by
+    /// then, and has no right to the bus. Sleeps.
     pub(crate) fn sleep(&self) {
-        self.hold_for(&ConfigLock::new(&self.pdev), Hardware::fail_for_sleep);
+        let hw = {
+            let config = ConfigLock::new(&self.pdev);
+            let hw = self.hold_for(&config, Hardware::fail_for_sleep);
+            config.clear_master();
+            hw
+        };
+        if let Some(hw) = hw {
+            // Where its own register did not do. Without config space, which this takes by itself; and so that nobody
+            // is at it when the function cannot be reached, and would be taken for gone.
+            hw.stop();
+        }
     }
 
-    fn hold_for(&self, config: &Config<'_>, fail: fn(&Arc<Hardware>)) {
+    /// The machine is awake, or did not sleep.
+    pub(crate) fn wake_up(self: &Arc<Self>) {
+        // It may be told without having been asked to sleep.
+        if self.current.lock().held {
+            self.release();
+        }
+    }
+
+    fn hold_for(&self, config: &Config<'_>, fail: fn(&Arc<Hardware>)) -> Option<Arc<Hardware>> {
         let hw = {
             let mut current = self.current.lock();
             current.hold(true);
@@ -917,9 +936,10 @@ impl Recovery {
             }
             current.hw.clone()
         };
-        if let Some(hw) = hw {
+        if let Some(hw) = &hw {
             hw.stop_for_reset(config);
         }
+        hw
     }
 
     /// That is over.
@@ -964,6 +984,10 @@ impl Recovery {
         if let Some(hw) = self.hardware().filter(|hw| hw.is_dead()) {
             self.see_off(&hw);
         }
+        // Others may have come meanwhile who reset the function, or put it to sleep.
+        if self.current.lock().held {
+            return (Outcome::Interrupted, Err(EBUSY));
+        }
         let mut lives = self.lives.lock();
         let lives = &mut *lives;
         if let Some(life) = lives.life.take() {
@@ -973,6 +997,9 @@ impl Recovery {
         }
         {
             let mut current = self.current.lock();
+            if current.held {
+                return (Outcome::Interrupted, Err(EBUSY));
+            }
             if current.unstoppable && !asked {
                 return (Outcome::Unstoppable, Err(EIO));
             }

@@ -194,8 +194,8 @@ fn fails_under_shared_receives(cluster: &Cluster) -> Result<()> {
     still_works(cluster)
 }
 
-/// Has the kernel go through all of a machine's sleep but its last step, which is not ours: devices are put to sleep,
-/// and woken after a moment. For sleep, and for being switched off with memory saved.
+/// Has the kernel go through all of a machine's sleep but its last step, which is not ours: devices are put to sleep
+/// and lose power, and are woken after a moment. For sleep, and for being switched off with memory saved.
 fn sleeps(cluster: &Cluster) -> Result<()> {
     let (one, two) = cluster.two()?;
     nvme::serve(two)?;
@@ -223,7 +223,7 @@ fn sleeps(cluster: &Cluster) -> Result<()> {
                 &format!(
                     "set -e
                      echo 1 >/sys/module/suspend/parameters/pm_test_delay
-                     echo devices >/sys/power/pm_test
+                     echo platform >/sys/power/pm_test
                      echo {state} >/sys/power/state
                      echo none >/sys/power/pm_test"
                 ),
