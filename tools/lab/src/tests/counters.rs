@@ -281,7 +281,13 @@ fn dump<S: Plain>(vm: &Vm, kind: &str) -> Result<Vec<S>> {
             .and_then(|bytes| S::from_prefix(&bytes))
             .with_context(|| format!("no dump of a {kind}: {entry}"))
     });
-    states.collect()
+    let mut states = states.collect::<Result<Vec<S>>>()?;
+    if kind == "qp" {
+        // The tool asks for those of the device, and then for those of its port, which are the same.
+        ensure!(states.len() % 2 == 0, "{} dumps", states.len());
+        states.truncate(states.len() / 2);
+    }
+    Ok(states)
 }
 
 /// The entry among `listed` whose `name` is that number, in whatever form.
@@ -309,7 +315,7 @@ fn dumped(cluster: &Cluster) -> Result<()> {
         let queues: Vec<SrqState> = dump(one, "srq")?;
         let queue = queues.iter().find(|queue| queue.users == 3);
         let queue = queue.with_context(|| format!("no queue with three users: {queues:?}"))?;
-        let listed = rdma(one, "-d resource show srq")?;
+        let listed = rdma(one, "-dd resource show srq")?;
         ensure!(listed.len() == queues.len(), "{listed:?}, {queues:?}");
         entry(&listed, "drv_srqn", queue.srqn.into())?;
         let pairs: Vec<QueuePairState> = dump(one, "qp")?;
@@ -324,7 +330,7 @@ fn dumped(cluster: &Cluster) -> Result<()> {
 /// What the device has agrees with what the kernel has.
 fn look(vm: &Vm, qpn: u64) -> Result<()> {
     let pairs: Vec<QueuePairState> = dump(vm, "qp")?;
-    let listed = rdma(vm, "-d resource show qp")?;
+    let listed = rdma(vm, "-dd resource show qp")?;
     ensure!(listed.len() == pairs.len(), "{listed:?}, {pairs:?}");
     let pair = pairs
         .iter()
@@ -349,7 +355,7 @@ fn look(vm: &Vm, qpn: u64) -> Result<()> {
     );
 
     let queues: Vec<CompletionQueueState> = dump(vm, "cq")?;
-    let listed = rdma(vm, "-d resource show cq")?;
+    let listed = rdma(vm, "-dd resource show cq")?;
     ensure!(listed.len() == queues.len(), "{listed:?}, {queues:?}");
     let queue = queues.iter().find(|queue| queue.cqn == pair.send_cqn);
     let queue = queue.with_context(|| format!("no queue {}: {queues:?}", pair.send_cqn))?;
@@ -357,7 +363,7 @@ fn look(vm: &Vm, qpn: u64) -> Result<()> {
     entry(&listed, "drv_cqn", queue.cqn.into())?;
 
     let tags: Vec<TagState> = dump(vm, "mr")?;
-    let listed = rdma(vm, "-d resource show mr")?;
+    let listed = rdma(vm, "-dd resource show mr")?;
     let tag = tags.iter().find(|tag| tag.pd == pair.pd);
     let tag = tag.with_context(|| format!("no region of domain {}: {tags:?}", pair.pd))?;
     let shown = entry(&listed, "lkey", tag.tag.into())?;
