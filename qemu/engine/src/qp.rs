@@ -508,6 +508,7 @@ pub(crate) fn destroy(
     host: &mut dyn Host,
 ) -> Result<(), CommandStatus> {
     let mut qp = qps.slot(qpn)?.take().ok_or(CommandStatus::NotFound)?;
+    transport::take_leave(core, &mut qp, host);
     core.stop_waiting(&mut qp);
     give_back(core, &mut qp, host);
     for cqn in [qp.send_cqn, qp.receive_cqn] {
@@ -669,6 +670,9 @@ fn modify(
         return Err(CommandStatus::BadState);
     }
     check_values(core, command)?;
+    if matches!(to, State::Reset | State::Error) {
+        transport::take_leave(core, qp, host);
+    }
     match to {
         State::Reset => {
             reset(core, qp, host);

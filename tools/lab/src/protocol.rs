@@ -76,6 +76,8 @@ impl Outcome {
 
     /// Whether a signal ended it that no test sends.
     pub fn crashed(&self) -> bool {
-        self.code > 128 && ![libc::SIGKILL, libc::SIGTERM].contains(&(self.code - 128))
+        // Programs that end with -1 have 255.
+        (129..=128 + libc::SIGRTMAX()).contains(&self.code)
+            && ![libc::SIGKILL, libc::SIGTERM].contains(&(self.code - 128))
     }
 }

@@ -281,6 +281,23 @@ pub(crate) fn send(
     }
 }
 
+/// Answers that a queue pair sends when it goes, at most.
+const LAST_ANSWERS: u32 = 16;
+
+/// Sends the acknowledgements that a queue pair owes which is about to go, by a command. What they are for is done, and
+/// its host has been told: that may be why it goes. A peer that does not hear of it asks in vain, and takes what was
+/// done for failed.
+pub(crate) fn take_leave(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
+    if !matches!(qp.service, Service::Rc | Service::XrcTgt) {
+        return;
+    }
+    let mut allowed = Allowance {
+        data: 0,
+        answers: LAST_ANSWERS,
+    };
+    responder::run(core, qp, host, &mut allowed);
+}
+
 /// The timer of `qp` ran out.
 pub(crate) fn expired(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
     requester::expired(core, qp, host);

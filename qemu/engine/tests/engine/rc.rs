@@ -730,3 +730,35 @@ fn a_completion_queue_is_resized_in_every_round_of_its_ring() {
         assert!(expected.is_empty());
     }
 }
+
+#[test]
+fn a_peer_is_told_of_what_was_done_before_the_queue_pair_goes() {
+    // The host that gets the message has what it waited for, and ends the queue pair before the device has come to
+    // answer: by a command that is found when the next turn begins.
+    let to_error = ModifyQueuePair {
+        qpn: QPN_B,
+        mask: MODIFY_STATE,
+        state: QueuePairStateCode::Error.number(),
+        ..ModifyQueuePair::zeroed()
+    };
+    let ends: [fn(&mut Node, &ModifyQueuePair) -> CommandStatus; 2] = [
+        |node, _| node.object_command(CommandOpcode::DestroyQueuePair, QPN_B),
+        |node, modify| node.command(CommandOpcode::ModifyQueuePair, modify),
+    ];
+    for end in ends {
+        let mut pair = Pair::new(Setup::default());
+        let from = pair.a.register(0x101, PD, ALL, 4096);
+        let to = pair.b.register(0x201, PD, ALL, 4096);
+        pair.b.post_recv(QPN_B, &[to.sge(0, 64)]);
+        pair.a.post_send(QPN_A, &send(&from, 64));
+        pair.a.engine.poll(pair.a.now, &mut pair.a.host);
+        for frame in std::mem::take(&mut pair.a.host.sent) {
+            pair.b.receive(&frame);
+        }
+        assert_eq!(statuses(&pair.completions_b()), [CompletionStatus::Success]);
+        assert_eq!(end(&mut pair.b, &to_error), CommandStatus::Ok);
+        pair.run();
+        assert_eq!(statuses(&pair.completions_a()), [CompletionStatus::Success]);
+        assert_eq!(pair.a.engine.counters().retransmissions, 0);
+    }
+}
