@@ -39,7 +39,7 @@ fn counter(node: &mut Node, qpn: u32, name: &str) -> u64 {
 fn of_device(node: &Node) -> [u64; COUNTER_NAMES.len()] {
     let mut counters = node.engine.counters().named();
     for (at, counter) in counters.iter_mut().enumerate() {
-        if QpCounters::COUNTED & 1 << at == 0 {
+        if QpCounters::COUNTED & (1 << at) == 0 {
             *counter = 0;
         }
     }

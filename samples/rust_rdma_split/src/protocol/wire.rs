@@ -369,7 +369,7 @@ impl Immediate {
         let size = u16::try_from(self.size.checked_sub(1)?)
             .ok()?
             .wrapping_add(1);
-        Some(u32::from(pool) << 24 | u32::from(element) << 16 | u32::from(size))
+        Some((u32::from(pool) << 24) | (u32::from(element) << 16) | u32::from(size))
     }
 
     /// What 32 bits say. All of them say something.
@@ -377,7 +377,7 @@ impl Immediate {
         let size = (bits & 0xffff).wrapping_sub(1) & 0xffff;
         Self {
             pool: bits >> 24,
-            element: bits >> 16 & 0xff,
+            element: (bits >> 16) & 0xff,
             size: size + 1,
         }
     }
@@ -395,7 +395,7 @@ pub struct Context {
 impl Context {
     /// As it is in a header.
     pub const fn number(self) -> u64 {
-        (self.session as u64) << 32 | self.sequence as u64
+        ((self.session as u64) << 32) | self.sequence as u64
     }
 
     /// As it was in a header.

@@ -217,7 +217,7 @@ const ATTACKS: &[(Violation, Attack)] = &[
         it.control(1, &body)
     }),
     (Violation::Reserved, |it| {
-        it.control(8, &words(&[4 << 16 | 1, 0]))
+        it.control(8, &words(&[(4 << 16) | 1, 0]))
     }),
     (Violation::PoolTwice, |it| {
         it.control(1, &[words(&[1]), pool(5, 1, 4, 100)].concat())
@@ -419,7 +419,7 @@ const ATTACKS: &[(Violation, Attack)] = &[
         it.control(8, &words(&[1 << 16, 0]))
     }),
     (Violation::BadStatus, |it| {
-        it.raw(&message(9, OWN, 1, &words(&[1 << 16 | 9, 0])))
+        it.raw(&message(9, OWN, 1, &words(&[(1 << 16) | 9, 0])))
     }),
     (Violation::BadData, |it| {
         it.control(8, &[words(&[12 << 16, 11]), vec![0; 11]].concat())
