@@ -104,7 +104,7 @@ impl Netdev {
         if !self.is_ethernet() || usize::from(length) != mac.len() {
             return false;
         }
-        // SAFETY: As above; an interface has room for `MAX_ADDR_LEN` bytes of permanent address, which is
+        // SAFETY: The count keeps the interface. It has room for `MAX_ADDR_LEN` bytes of permanent address, which is
         // more than six, and keeps it from before it is registered.
         let permanent = unsafe { bindings::netdev_perm_addr(raw).cast::<[u8; 6]>().read() };
         permanent == *mac

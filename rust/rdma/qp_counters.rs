@@ -122,7 +122,8 @@ unsafe extern "C" fn counter_bind_qp<D: QpCounterOps>(
             // SAFETY: `alloc_and_bind` got it from `rdma_zalloc_drv_obj`: zeroed, `size_rdma_counter` bytes,
             // and shows it to nobody before this returns.
             unsafe { QpCounter::create(counter, D::create_counter) }?;
-            // SAFETY: As above. One without a number would be made again with the next queue pair.
+            // SAFETY: The core has it, and nobody else is shown it before this returns. One without a number would be
+            // made again with the next queue pair.
             if unsafe { (*counter).id } == 0 {
                 // SAFETY: It was created just now; the core frees it without looking at it again.
                 unsafe { QpCounter::<D>::finish(counter) };

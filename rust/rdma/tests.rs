@@ -394,9 +394,10 @@ mod suite {
         assert!(set_of(one).is_null());
 
         for (qp, number) in [(one, 5), (other, 6)] {
-            // SAFETY: As above.
+            // SAFETY: `prepare` has initialised it, and nobody else has it: no driver keeps it, no core lists it.
             unsafe { (*qp).qp_num = number };
-            // SAFETY: As above; the driver makes the set with the first of them.
+            // SAFETY: The memory is as the core's: a set that was zeroed or bound before, and a queue pair that was
+            // initialised. The driver makes the set with the first of them.
             assert_eq!(unsafe { bind(counter, qp, 1) }, 0);
             assert_eq!(set_of(qp), counter);
             assert_eq!(LIVE.load(Relaxed), before + 1);
