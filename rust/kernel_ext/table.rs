@@ -148,11 +148,11 @@ impl<T: ForeignOwnable> IrqTable<T> {
 
 impl<T: ForeignOwnable> IrqTable<T>
 where
-    for<'a> T::Borrowed<'a>: Into<T>,
+    for<'a> T::Borrowed<'a>: TryInto<T>,
 {
     /// A reference of one's own to the value at `index`.
     pub fn get(&self, index: usize) -> Option<T> {
-        self.with(index, |value| value.into())
+        self.with(index, |value| value.try_into().ok())?
     }
 }
 

@@ -110,9 +110,7 @@ unsafe extern "C" fn create_cq<D: CqOps>(
 unsafe fn silence_cq<D: CqOps>(cq: *mut bindings::ib_cq) -> Result {
     // SAFETY: The caller vouches that `D` made the queue, and it is ended only after this.
     D::destroy_cq(unsafe { Object::from_raw(cq) })?;
-    // SAFETY: The caller vouches that `D` made the queue, and it is ended only after this. Only
-    // events take references, which the driver found by its tables; the queue is in none of them any
-    // more, as `destroy_cq` promises.
+    // SAFETY: The caller vouches that `D` made the queue, and it is ended only after this.
     unsafe { Cq::<D>::quiesce(cq) };
     Ok(())
 }

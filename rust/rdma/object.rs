@@ -164,10 +164,9 @@ impl<K: Kind<D>, D: Driver> Object<K, D> {
     pub(super) unsafe fn prepare<'a>(raw: *mut K::Raw) -> New<'a, K, D> {
         let this = raw.cast::<Self>();
         // SAFETY: The caller vouches for memory of the right size that nobody else uses yet.
-        unsafe {
-            ptr::addr_of_mut!((*this).refs).write(Refcount::new(1));
-            bindings::init_completion(Opaque::cast_into(ptr::addr_of!((*this).released)));
-        }
+        unsafe { ptr::addr_of_mut!((*this).refs).write(Refcount::new(1)) };
+        // SAFETY: The caller vouches for memory of the right size that nobody else uses yet and that stays.
+        unsafe { bindings::init_completion(Opaque::cast_into(ptr::addr_of!((*this).released))) };
         // SAFETY: The caller vouches that the memory stays for `'a`. All fields except `data`,
         // which is `MaybeUninit`, are initialised.
         New(unsafe { &*this })
@@ -231,7 +230,8 @@ impl<K: Kind<D>, D: Driver> Object<K, D> {
     ) -> Result {
         // SAFETY: The caller vouches that the driver created the object, and nobody else ends it.
         destroy(unsafe { Self::from_raw(raw) })?;
-        // SAFETY: What the driver created was prepared; the caller vouches for the rest.
+        // SAFETY: What the driver created was prepared. The caller vouches that nobody uses the object
+        // afterwards, and that all references to it are counted.
         unsafe { Self::finish(raw) };
         Ok(())
     }
@@ -251,13 +251,14 @@ impl<K: Kind<D>, D: Driver> Object<K, D> {
         if !unsafe { *(*this).initialised.get() } {
             return;
         }
-        // SAFETY: The object was prepared, so that its counter and its completion are initialised.
+        // SAFETY: The object was prepared, and the flag says that its data is initialised.
+        let object = unsafe { &*this };
+        object.put();
         // Address handles end in atomic context: only wait where there is something to wait for.
-        unsafe {
-            (*this).put();
-            if !bindings::try_wait_for_completion((*this).released.get()) {
-                bindings::wait_for_completion((*this).released.get());
-            }
+        // SAFETY: `prepare` has initialised the completion.
+        if !unsafe { bindings::try_wait_for_completion(object.released.get()) } {
+            // SAFETY: `prepare` has initialised the completion.
+            unsafe { bindings::wait_for_completion(object.released.get()) };
         }
         // SAFETY: The flag says that the data is initialised, and the completion that the last
         // count is gone.
@@ -269,19 +270,17 @@ impl<K: Kind<D>, D: Driver> Object<K, D> {
     /// # Safety
     ///
     /// `raw` must have been passed to [`Self::prepare`] and the driver must have created the
-    /// object. Nobody may call [`Self::get_ref`] until this returns ([`Self::try_ref`] finds
-    /// nothing meanwhile), nor end the object.
+    /// object. Nobody may end the object until this returns. [`Self::get_ref`] and [`Self::try_ref`]
+    /// find nothing meanwhile.
     pub(super) unsafe fn quiesce(raw: *mut K::Raw) {
         // SAFETY: The driver created the object, so that everything in it is initialised; nobody
         // ends it meanwhile.
         let this = unsafe { &*raw.cast::<Self>() };
         this.put();
-        // SAFETY: `prepare` initialised the completion. Whoever drops the last count signals it,
-        // and nobody does again before the count is set anew.
-        unsafe {
-            bindings::wait_for_completion(this.released.get());
-            bindings::reinit_completion(this.released.get());
-        }
+        // SAFETY: `prepare` initialised the completion. Whoever drops the last count signals it.
+        unsafe { bindings::wait_for_completion(this.released.get()) };
+        // SAFETY: The completion was waited for, and nobody signals it again before the count is set anew.
+        unsafe { bindings::reinit_completion(this.released.get()) };
         this.refs.set(1);
     }
 
@@ -301,16 +300,9 @@ impl<K: Kind<D>, D: Driver> Object<K, D> {
     pub(super) unsafe fn try_ref(raw: *mut K::Raw) -> Option<ObjectRef<K, D>> {
         // SAFETY: The caller vouches that the memory stays during the call; `prepare` has initialised
         // the counter, which stays when the data goes.
-        let count = unsafe { (*raw.cast::<Self>()).refs.as_atomic() };
-        let mut seen = count.load(Relaxed);
-        while seen > 0 {
-            match count.cmpxchg(seen, seen + 1, Acquire) {
-                // INVARIANT: The count was taken just now, from one that was not zero.
-                Ok(_) => return NonNull::new(raw.cast()).map(ObjectRef),
-                Err(other) => seen = other,
-            }
-        }
-        None
+        let counted = inc_not_zero(unsafe { &(*raw.cast::<Self>()).refs });
+        // INVARIANT: The count was taken just now.
+        counted.then_some(ObjectRef(NonNull::new(raw.cast())?))
     }
 
     /// The device that the object belongs to.
@@ -320,15 +312,28 @@ impl<K: Kind<D>, D: Driver> Object<K, D> {
         unsafe { Device::from_raw(K::device(self.raw.get())) }
     }
 
-    /// A counted reference.
+    /// A counted reference; `None` while the object ends, when those that there are are waited for.
     ///
     /// Destroying the object waits for it: the driver has to drop it (take it out of its tables)
     /// in the object's `destroy` operation at the latest.
-    pub fn get_ref(&self) -> ObjectRef<K, D> {
-        self.refs.inc();
+    pub fn get_ref(&self) -> Option<ObjectRef<K, D>> {
         // INVARIANT: The count was taken just now.
-        ObjectRef(NonNull::from(self))
+        inc_not_zero(&self.refs).then_some(ObjectRef(NonNull::from(self)))
     }
+}
+
+/// Counts one more (`refcount_inc_not_zero`, which the kernel crate does not have), but after the last one was
+/// dropped.
+pub(super) fn inc_not_zero(refs: &Refcount) -> bool {
+    let count = refs.as_atomic();
+    let mut seen = count.load(Relaxed);
+    while seen > 0 {
+        match count.cmpxchg(seen, seen + 1, Acquire) {
+            Ok(_) => return true,
+            Err(other) => seen = other,
+        }
+    }
+    false
 }
 
 impl<K: Kind<D>, D: Driver> Deref for Object<K, D> {
@@ -396,13 +401,18 @@ impl<K: Kind<D>, D: Driver> Deref for ObjectRef<K, D> {
 
 impl<K: Kind<D>, D: Driver> Clone for ObjectRef<K, D> {
     fn clone(&self) -> Self {
-        self.get_ref()
+        self.refs.inc();
+        // INVARIANT: The count was taken just now; it was not zero, as `self` owns one.
+        Self(self.0)
     }
 }
 
-impl<K: Kind<D>, D: Driver> From<&Object<K, D>> for ObjectRef<K, D> {
-    fn from(object: &Object<K, D>) -> Self {
-        object.get_ref()
+impl<K: Kind<D>, D: Driver> TryFrom<&Object<K, D>> for ObjectRef<K, D> {
+    type Error = Error;
+
+    /// `ENODEV` while the object ends.
+    fn try_from(object: &Object<K, D>) -> Result<Self> {
+        object.get_ref().ok_or(ENODEV)
     }
 }
 

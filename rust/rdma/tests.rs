@@ -8,7 +8,7 @@ use crate::kernel_ext::completion::Completion;
 use core::ptr::NonNull;
 use kernel::prelude::*;
 use kernel::sync::atomic::{Atomic, Relaxed};
-use kernel::sync::{Arc, SpinLock};
+use kernel::sync::{Arc, Refcount, SpinLock};
 use kernel::time::msecs_to_jiffies;
 use kernel::workqueue::{impl_has_work, new_work, Work, WorkItem};
 
@@ -476,8 +476,9 @@ mod suite {
         let table: Pin<KBox<IrqTable<PdRef<Minimal>>>> =
             KBox::pin_init(new_irq_table!("rust_rdma_table"), GFP_KERNEL)?;
         assert!(table.is_empty());
-        table.insert(5, pd.get_ref())?;
-        assert_eq!(table.insert(5, pd.get_ref()), Err(EBUSY));
+        table.insert(5, pd.get_ref().ok_or(EINVAL)?)?;
+        let second = pd.get_ref().ok_or(EINVAL)?;
+        assert_eq!(table.insert(5, second), Err(EBUSY));
         assert!(table.get(4).is_none());
         assert_eq!(table.get(5).map(|pd| pd.0), Some(3));
         let mut seen = 0;
@@ -505,7 +506,7 @@ mod suite {
         let cq = unsafe { Object::<kind::Cq, Minimal>::prepare(raw) }.init(())?;
         let event = Arc::pin_init(
             pin_init!(SlowEvent {
-                cq <- new_spinlock!(Some(cq.get_ref())),
+                cq <- new_spinlock!(cq.get_ref()),
                 started <- Completion::new(),
                 never <- Completion::new(),
                 handled: Atomic::new(0),
@@ -522,10 +523,22 @@ mod suite {
         assert_eq!(unsafe { before.ok_or(EINVAL)?(raw) }, 0);
         assert_eq!(event.handled.load(Relaxed), 1);
         // It lives on: the core polls it a last time.
-        drop(cq.get_ref());
+        drop(cq.get_ref().ok_or(EINVAL)?);
         // SAFETY: `pre_destroy_cq` was called above, and the queue is not used afterwards.
         unsafe { after.ok_or(EINVAL)?(raw) };
         Ok(())
+    }
+
+    #[test]
+    fn an_object_that_gave_up_its_own_count_gives_no_other() {
+        let refs = Refcount::new(1);
+        assert!(object::inc_not_zero(&refs));
+        assert!(!refs.dec_and_test());
+        assert!(refs.dec_and_test());
+        assert!(!object::inc_not_zero(&refs));
+        // As after `quiesce`.
+        refs.set(1);
+        assert!(object::inc_not_zero(&refs));
     }
 
     #[test]
@@ -579,7 +592,7 @@ mod suite {
         let table: Pin<KBox<IrqTable<PdRef<Minimal>>>> =
             KBox::pin_init(new_irq_table!("rust_rdma_table"), GFP_KERNEL)?;
         for index in [0, 1, 1 << 20, u32::MAX as usize] {
-            table.insert(index, pd.get_ref())?;
+            table.insert(index, pd.get_ref().ok_or(EINVAL)?)?;
         }
         drop(table);
         // SAFETY: The object was prepared above, nobody has a reference to it, and it is not used

@@ -348,7 +348,7 @@ impl QpOps for Soft {
             values <- new_mutex!(values, "rust_rdma_soft::qp"),
             queues <- new_irq_spinlock!(queues, "rust_rdma_soft::queues"),
         }))?;
-        objects.qps.set(number, Some(qp.get_ref()));
+        objects.qps.set(number, qp.get_ref());
         Ok(qp)
     }
 
@@ -538,7 +538,7 @@ impl FastRegOps for Soft {
             pd: pd.number,
             pages <- new_irq_spinlock!(pages, "rust_rdma_soft::mr"),
         }))?;
-        objects.mrs.set(number, Some(mr.get_ref()));
+        objects.mrs.set(number, mr.get_ref());
         Ok(mr)
     }
 

@@ -120,7 +120,7 @@ impl WorkItem for Engine {
 
 impl Objects {
     /// Does the first request of a queue pair; returns whether anything was done.
-    fn step(&self, qp: &Qp<Soft>) -> bool {
+    fn step(&self, qp: &QpRef<Soft>) -> bool {
         let mut queues = qp.queues.lock();
         match queues.state {
             QpState::Rts => {}
@@ -386,7 +386,7 @@ impl Objects {
 
 /// The other end of a connection.
 struct Peer<'a> {
-    qp: &'a Qp<Soft>,
+    qp: &'a QpRef<Soft>,
     values: QpValues,
 }
 
@@ -412,9 +412,9 @@ struct Message<'a> {
 }
 
 /// The completion of a receive, with nothing else to tell.
-fn received(qp: &Qp<Soft>, recv: &Recv, opcode: WcOpcode) -> Cqe {
+fn received(qp: &QpRef<Soft>, recv: &Recv, opcode: WcOpcode) -> Cqe {
     Cqe {
-        qp: qp.get_ref(),
+        qp: qp.clone(),
         id: recv.id,
         status: WcStatus::Success,
         opcode,
@@ -424,10 +424,10 @@ fn received(qp: &Qp<Soft>, recv: &Recv, opcode: WcOpcode) -> Cqe {
     }
 }
 
-fn complete_send(qp: &Qp<Soft>, send: &Send, status: WcStatus, byte_len: u32) {
+fn complete_send(qp: &QpRef<Soft>, send: &Send, status: WcStatus, byte_len: u32) {
     if let Some(cq) = qp.send_cq() {
         let cqe = Cqe {
-            qp: qp.get_ref(),
+            qp: qp.clone(),
             id: send.id,
             status,
             opcode: send.op.opcode(),
@@ -453,7 +453,7 @@ pub(crate) fn fail(qp: &Qp<Soft>) {
 
 /// Completes the first of what was posted to a queue pair in error; returns whether there was any. The next
 /// one has to wait for its turn: who is told of this one may post again.
-fn flush(qp: &Qp<Soft>) -> bool {
+fn flush(qp: &QpRef<Soft>) -> bool {
     let mut queues = qp.queues.lock();
     if let Some(send) = queues.sends.pop() {
         // Not held while completing.

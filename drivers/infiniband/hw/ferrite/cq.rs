@@ -382,7 +382,8 @@ impl FerriteCq {
             log_entries,
             progress: Progress::new(),
         }))?;
-        announce(&dev.hw.cqs, cqn, cq.get_ref(), || {
+        let found = cq.get_ref().ok_or(ENODEV)?;
+        announce(&dev.hw.cqs, cqn, found, || {
             // An interrupt may have been steered elsewhere, or a handler marked, before it was there to be found.
             Self::settle(cq);
             match udata {
@@ -553,7 +554,7 @@ impl FerriteCq {
     /// Lets completions of `qp` be found, where the kernel polls the queue.
     pub(crate) fn attach(cq: &Cq<Ferrite>, qp: &Qp<Ferrite>) -> Result {
         if let Some(queue) = cq.memory.kernel() {
-            let node = RBTreeNode::new(qp.number(), qp.get_ref(), GFP_KERNEL)?;
+            let node = RBTreeNode::new(qp.number(), qp.get_ref().ok_or(ENODEV)?, GFP_KERNEL)?;
             let replaced = queue.polling.lock().qps.insert(node);
             // The same queue pair, where both its queues complete here.
             drop(replaced);

@@ -241,7 +241,7 @@ impl DmOps for Ferrite {
             .and_then(|()| {
                 new.init(Ok::<_, Error>(FerriteDm {
                     piece,
-                    context: context.get_ref(),
+                    context: context.get_ref().ok_or(ENODEV)?,
                     mapping,
                     length: attr.length,
                 }))

@@ -574,7 +574,8 @@ impl FerriteMr {
             tag: Some(taken),
         }))?;
         // Last: from now on its faults are dealt with.
-        dev.hw.regions.insert(tag.index() as usize, mr.get_ref())?;
+        let found = mr.get_ref().ok_or(ENODEV)?;
+        dev.hw.regions.insert(tag.index() as usize, found)?;
         Ok(mr)
     }
 

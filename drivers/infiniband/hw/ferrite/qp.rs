@@ -274,7 +274,8 @@ impl FerriteQp {
         let cqs = || [roles.send_cq, roles.recv_cq].into_iter().flatten();
         let attached = ScopeGuard::new(|| cqs().for_each(|cq| FerriteCq::detach(cq, qpn)));
         cqs().try_for_each(|cq| FerriteCq::attach(cq, qp))?;
-        announce(&dev.hw.qps, qpn, qp.get_ref(), || match udata {
+        let found = qp.get_ref().ok_or(ENODEV)?;
+        announce(&dev.hw.qps, qpn, found, || match udata {
             Some(udata) => udata.respond(&UverbsQpResponse { qpn, reserved: 0 }),
             None => Ok(()),
         })?;

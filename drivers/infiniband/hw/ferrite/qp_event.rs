@@ -109,7 +109,9 @@ impl QpEvents {
     /// Has the consumer of `qp`, whose events these are, told on `queue`. May be called from any
     /// context, and cannot fail.
     pub(crate) fn raise(self: &Arc<Self>, queue: &OwnedQueue, qp: &Qp<Ferrite>, event: QpEvent) {
-        self.waiting.lock().add(event, || qp.get_ref());
+        // One that ends has told what there was to tell.
+        let Some(qp) = qp.get_ref() else { return };
+        self.waiting.lock().add(event, || qp);
         // Where it is queued already, it has yet to look.
         drop(queue.enqueue(self.clone()));
     }

@@ -310,7 +310,8 @@ impl FerriteSrq {
         if let Some(extended) = extended {
             FerriteCq::unlock(extended.cq);
         }
-        announce(&dev.hw.srqs, srqn, srq.get_ref(), || match udata {
+        let found = srq.get_ref().ok_or(ENODEV)?;
+        announce(&dev.hw.srqs, srqn, found, || match udata {
             Some(udata) => udata.respond(&UverbsSrqResponse { srqn, reserved: 0 }),
             None => Ok(()),
         })?;
