@@ -108,8 +108,18 @@ pub(super) const REWRITES: &[Rewrite] = &[
     },
     Rewrite {
         file: "Kconfig#SAMPLE_RUST_RDMA_LOOP",
+        from: "\tselect NET_DEVLINK\n",
+        to: "",
+    },
+    Rewrite {
+        file: "Kconfig#SAMPLE_RUST_RDMA_LOOP",
         from: "\tdepends on RUST && PCI && INFINIBAND && INFINIBAND_ADDR_TRANS && m\n",
         to: "\tdepends on INFINIBAND_ADDR_TRANS && PCI && m\n\tselect INFINIBAND_RUST\n",
+    },
+    Rewrite {
+        file: "Kconfig#SAMPLE_RUST_RDMA_SOFT",
+        from: "\tselect NET_DEVLINK\n",
+        to: "",
     },
     Rewrite {
         file: "Kconfig#SAMPLE_RUST_RDMA_SOFT",
