@@ -70,9 +70,10 @@ impl<T: ForeignOwnable> IrqTable<T> {
     /// Puts `value` at `index`, which must be free (`EBUSY` else). May sleep.
     pub fn insert(&self, index: usize, value: T) -> Result {
         let entry = value.into_foreign();
+        // Those who make objects decide how many there are.
+        let gfp = bindings::GFP_KERNEL_ACCOUNT;
         // SAFETY: The array is initialised; `entry` is a pointer aligned enough to be stored.
-        let ret =
-            unsafe { bindings::xa_insert_irq(self.xa.get(), index, entry, bindings::GFP_KERNEL) };
+        let ret = unsafe { bindings::xa_insert_irq(self.xa.get(), index, entry, gfp) };
         if ret != 0 {
             // SAFETY: `entry` came from `into_foreign` above and was not stored.
             drop(unsafe { T::from_foreign(entry) });

@@ -78,7 +78,7 @@ unsafe fn create_dm<D: DmOps>(
     // SAFETY: The caller vouches for the attributes of the command, which the core has checked against
     // what `with_dm` adds to those of its own, and which it keeps until this returns.
     let attributes = unsafe { <D::AllocAttributes<'_> as Attributes<'_, D>>::get(attrs)? };
-    let dm = KBox::into_raw(KBox::<Dm<D>>::new_uninit(GFP_KERNEL)?);
+    let dm = KBox::into_raw(KBox::<Dm<D>>::new_uninit(GFP_KERNEL_ACCOUNT)?);
     let raw = dm.cast::<bindings::ib_dm>();
     // SAFETY: The memory was allocated just now, for a `Dm<D>`.
     unsafe { ptr::write_bytes(dm, 0, 1) };

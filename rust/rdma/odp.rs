@@ -507,7 +507,7 @@ struct Mapping<T> {
 impl<T: PageUser> Mapping<T> {
     fn new(user: Arc<T>, pages: usize) -> Result<KBox<Self>> {
         let mapped = MappedPages::new(pages)?;
-        Ok(KBox::new(Self { user, mapped }, GFP_KERNEL)?)
+        Ok(KBox::new(Self { user, mapped }, GFP_KERNEL_ACCOUNT)?)
     }
 
     /// Takes the pages of these addresses back from the device, and gives them back to the kernel.

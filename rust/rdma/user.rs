@@ -333,7 +333,7 @@ impl<D: UserOps> Object<kind::Ucontext, D> {
                 write_combine: caching == Caching::WriteCombining,
                 keep,
             },
-            GFP_KERNEL,
+            GFP_KERNEL_ACCOUNT,
         )?;
         let entry = KBox::into_raw(entry).cast::<bindings::rdma_user_mmap_entry>();
         // SAFETY: `&self` is a context that is not freed. The entry is the first member of what was

@@ -135,7 +135,7 @@ impl DeviceMemory {
             pages,
         };
         // On failure the piece is dropped, which gives its pages back.
-        Ok(Arc::new(piece, GFP_KERNEL)?)
+        Ok(Arc::new(piece, GFP_KERNEL_ACCOUNT)?)
     }
 }
 
@@ -233,7 +233,7 @@ impl DmOps for Ferrite {
         // What another process left there is not for this one.
         clear_bar(dev.parent().try_into()?, abi::BAR_DOORBELLS, offset, length)?;
         // The mapping keeps the pages until it is gone from the process too.
-        let keep = KBox::new(piece.clone(), GFP_KERNEL)?;
+        let keep = KBox::new(piece.clone(), GFP_KERNEL_ACCOUNT)?;
         let range = Part::Memory(&piece).range(dev)?;
         let mapping = context.map_range_keeping(range, Caching::Uncached, keep)?;
         let told = told_offset

@@ -29,7 +29,7 @@ impl<T> Names<T> {
         let names = pin_init!(Self {
             by_number <- new_mutex!(RBTree::new(), "ferrite_names"),
         });
-        Arc::pin_init(names, GFP_KERNEL)
+        Arc::pin_init(names, GFP_KERNEL_ACCOUNT)
     }
 
     /// Has something be found by `number`, which nothing else has, until the result is dropped.

@@ -102,7 +102,7 @@ impl QpEvents {
                 waiting <- new_irq_spinlock!(Waiting::new(), "ferrite_qp_events"),
                 work <- new_work!("ferrite_qp_events"),
             }),
-            GFP_KERNEL,
+            GFP_KERNEL_ACCOUNT,
         )
     }
 

@@ -110,7 +110,7 @@ impl Shares {
             Some(own) => *own += more,
             None => {
                 self.holders
-                    .try_create_and_insert(holder.0, more, GFP_KERNEL)?;
+                    .try_create_and_insert(holder.0, more, GFP_KERNEL_ACCOUNT)?;
             }
         }
         self.used += more;

@@ -549,7 +549,7 @@ impl OdpOps for Ferrite {
                 ranges: found,
                 work <- new_work!("ferrite_prefetch"),
             }),
-            GFP_KERNEL,
+            GFP_KERNEL_ACCOUNT,
         )?;
         // A work item that was made just now is not queued yet.
         drop(dev.paging.follow(work));
