@@ -3,6 +3,13 @@
 //! What C would have as static inlines of the RDMA headers: fields that bindgen shows as parts of
 //! unions, and exported functions together with the constants that they are called with.
 
+// What is generated beside this is allowed more.
+#![warn(
+    clippy::undocumented_unsafe_blocks,
+    missing_docs,
+    unsafe_op_in_unsafe_fn
+)]
+
 use super::*;
 use core::ptr;
 use kernel::page::{PAGE_SHIFT, PAGE_SIZE};

@@ -116,7 +116,8 @@ impl<T: Moderated> NetDim<T> {
             // SAFETY: Nobody else decides about the profile, as `busy` was free. The work reads it once it was queued,
             // which it is in no other state than the one that was looked for.
             unsafe { profile.write(0) };
-            // SAFETY: The same holds for the rest of what a decision is made by.
+            // SAFETY: By the type invariant `dim` is initialised. The function writes what decisions are made by, which
+            // only who has set `busy` reads and writes.
             unsafe { bindings::dim_park_on_top(dim) };
             // SAFETY: The work writes the field when it has run, and is not queued.
             unsafe { state.write_volatile(applying) };

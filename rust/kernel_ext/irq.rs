@@ -291,8 +291,8 @@ pub struct IrqHandler<T: Handler> {
     _pin: PhantomPinned,
 }
 
-// SAFETY: `notify` is the interrupt core's, which takes its own locks; the handler is `Send` and `Sync`, and so is
-// the rest.
+// SAFETY: `notify` is the interrupt core's, which takes its own locks; the handler, the device, the vectors and the
+// name are `Send`.
 unsafe impl<T: Handler> Send for IrqHandler<T> {}
 // SAFETY: A shared reference reaches the device, the vectors, the name and the handler, which are `Sync`, and `irq`,
 // which does not change while there is one. `notify` is read and written by the interrupt core alone, under its own

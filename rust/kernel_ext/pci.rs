@@ -42,7 +42,8 @@ fn as_raw<Ctx: DeviceContext>(pdev: &pci::Device<Ctx>) -> *mut bindings::pci_dev
 ///
 /// Nobody allocates or maps memory for the function meanwhile.
 pub unsafe fn set_dma_mask(pdev: &pci::Device<device::Bound>, mask: DmaMask) -> Result {
-    // SAFETY: A reference to a device keeps it valid; the caller vouches for the rest.
+    // SAFETY: A reference to a device keeps it valid. The caller vouches that nobody allocates or maps memory for it
+    // meanwhile, which would read the masks.
     to_result(unsafe {
         bindings::dma_set_mask_and_coherent(&raw mut (*as_raw(pdev)).dev, mask.value())
     })

@@ -14,7 +14,7 @@ use super::{
 use crate::bindings;
 use crate::kernel_ext::workqueue::OwnedQueue;
 use core::cell::UnsafeCell;
-use core::mem::{ManuallyDrop, MaybeUninit};
+use core::mem::MaybeUninit;
 use core::ops::Deref;
 use core::ptr::{self, NonNull};
 use kernel::devres::Devres;
@@ -295,14 +295,15 @@ unsafe extern "C" fn dealloc_driver<D: Driver>(raw: *mut bindings::ib_device) {
     if !unsafe { *(*dev).initialised.get() } {
         return;
     }
-    // SAFETY: The flag says that all three are initialised. `ib_dealloc_device` calls this once, when the
-    // device was never registered, or when `__ib_unregister_device` has waited for the last user and has
-    // removed what it showed of it.
-    unsafe {
-        ptr::drop_in_place((*dev).data.get().cast::<D>());
-        (*(*dev).counters.get()).assume_init_drop();
-        (*(*dev).definitions.get()).assume_init_drop();
-    }
+    // SAFETY: The flag says that the data is initialised. `ib_dealloc_device` calls this once, when the
+    // device was never registered, or when `__ib_unregister_device` has waited for the last user.
+    unsafe { ptr::drop_in_place((*dev).data.get().cast::<D>()) };
+    // SAFETY: The flag says that the counters are initialised. They are dropped once, by this call, when
+    // `__ib_unregister_device` has removed the files that showed them.
+    unsafe { (*(*dev).counters.get()).assume_init_drop() };
+    // SAFETY: The flag says that the definitions are initialised. They are dropped once, by this call, when
+    // `ib_uverbs_remove_one`, whose API they are part of, has returned.
+    unsafe { (*(*dev).definitions.get()).assume_init_drop() };
 }
 
 /// What the core has to know about a device before it is registered.
@@ -326,6 +327,22 @@ pub struct DeviceInfo {
     /// Whether moderation adapts to the traffic, until an administrator says otherwise
     /// ([`Device::adaptive_moderation`]).
     pub adaptive_moderation: bool,
+}
+
+impl DeviceInfo {
+    fn fill(&self, raw: &mut bindings::ib_device) {
+        raw.node_guid = self.node_guid.to_be();
+        raw.node_type = bindings::RDMA_NODE_IB_CA as u8;
+        raw.phys_port_cnt = self.ports;
+        raw.num_comp_vectors = self.comp_vectors as c_int;
+        raw.local_dma_lkey = self.local_dma_lkey;
+        raw.set_use_cq_dim(self.adaptive_moderation.into());
+        // The last byte stays zero.
+        let node_desc = &mut raw.node_desc[..63];
+        for (to, from) in node_desc.iter_mut().zip(self.description.to_bytes()) {
+            *to = *from;
+        }
+    }
 }
 
 /// A device that the core has allocated but does not know yet.
@@ -360,39 +377,38 @@ impl<'a, D: Driver> Unregistered<'a, D> {
         let dev = NonNull::new(raw.cast::<Device<D>>()).ok_or(ENOMEM)?;
         // INVARIANT: Allocated just now; initialised below, or dropped before anybody sees it.
         let this = Self { dev, parent };
-        // SAFETY: The device is not shared yet. Its memory is zeroed and stays where it is.
-        unsafe {
-            bindings::ib_set_device_ops(raw, &Ops::<D>::of().raw);
-            (*raw).ops.set_uverbs_robust_udata(1);
-            if info.counter_names.is_empty() {
-                // The core does not register a port with no counters in its list of them.
-                (*raw).ops.alloc_hw_port_stats = None;
-            }
-            let definitions = Definitions::new(Ops::<D>::of())?;
-            if Ops::<D>::of().raw.alloc_ucontext.is_some() {
-                (*raw).driver_def = definitions.as_ptr();
-            }
-            let counters = Descriptions::new(info.counter_names)?;
-            data.__pinned_init((*dev.as_ptr()).data.get().cast::<D>())?;
-            (*(*dev.as_ptr()).counters.get()).write(counters);
-            (*(*dev.as_ptr()).definitions.get()).write(definitions);
-            *(*dev.as_ptr()).virtual_dma.get() = info.virtual_dma;
-            *(*dev.as_ptr()).initialised.get() = true;
-            // `device::Device` is a transparent wrapper.
-            bindings::rdma_device_set_parent(raw, ptr::from_ref(parent).cast_mut().cast());
-            (*raw).node_guid = info.node_guid.to_be();
-            (*raw).node_type = bindings::RDMA_NODE_IB_CA as u8;
-            (*raw).phys_port_cnt = info.ports;
-            (*raw).num_comp_vectors = info.comp_vectors as c_int;
-            (*raw).local_dma_lkey = info.local_dma_lkey;
-            bindings::ib_device::set_use_cq_dim_raw(raw, info.adaptive_moderation.into());
-            let node_desc = &mut (*raw).node_desc;
-            let description = info.description.to_bytes();
-            // The last byte stays zero.
-            for (to, from) in node_desc[..63].iter_mut().zip(description) {
-                *to = *from;
-            }
+        let definitions = Definitions::new(Ops::<D>::of())?;
+        let counters = Descriptions::new(info.counter_names)?;
+        // SAFETY: The device was allocated just now, so that nobody else has it; the table is static.
+        unsafe { bindings::ib_set_device_ops(raw, &Ops::<D>::of().raw) };
+        // SAFETY: Nobody else has the device yet.
+        let core = unsafe { &mut *raw };
+        core.ops.set_uverbs_robust_udata(1);
+        if info.counter_names.is_empty() {
+            // The core does not register a port with no counters in its list of them.
+            core.ops.alloc_hw_port_stats = None;
         }
+        if Ops::<D>::of().raw.alloc_ucontext.is_some() {
+            core.driver_def = definitions.as_ptr();
+        }
+        info.fill(core);
+        // SAFETY: The device was allocated just now, so that nobody else has it. `device::Device` is a
+        // transparent wrapper, and the core counts a parent when it adds the device.
+        unsafe { bindings::rdma_device_set_parent(raw, ptr::from_ref(parent).cast_mut().cast()) };
+        // SAFETY: The memory is that of a `Device<D>`, all zeroes, of which the core's part is a value, as are
+        // the flags, and the other fields need no value: `UnsafeCell<MaybeUninit<_>>`.
+        let device = unsafe { dev.as_ref() };
+        // SAFETY: Nobody else has the device yet, which stays where it is: the slot is pinned, and not
+        // initialised before. Where this fails the flag below is not set, and nobody drops what is there.
+        unsafe { data.__pinned_init(device.data.get().cast::<D>()) }?;
+        // SAFETY: Nobody else has the device yet.
+        unsafe { (*device.counters.get()).write(counters) };
+        // SAFETY: Nobody else has the device yet.
+        unsafe { (*device.definitions.get()).write(definitions) };
+        // SAFETY: Nobody else has the device yet.
+        unsafe { *device.virtual_dma.get() = info.virtual_dma };
+        // SAFETY: Nobody else has the device yet. All three are initialised.
+        unsafe { *device.initialised.get() = true };
         Ok(this)
     }
 
@@ -486,57 +502,51 @@ impl<D: Driver> Registration<D> {
         unregistered: Unregistered<'a, D>,
         name: Option<&'a CStr>,
     ) -> impl PinInit<Self, Error> + use<'a, D> {
-        let init = move |slot: *mut Self| {
-            let dev = unregistered.dev;
-            let paired = Ops::<D>::of().port.is_some();
-            let gid_scans = OwnedQueue::ordered(c"rdma_gids")?;
+        let dev = unregistered.dev;
+        let paired = Ops::<D>::of().port.is_some();
+        // INVARIANT: Device and notifier are registered by the last initialiser.
+        let registered = try_pin_init!(&this in Self {
+            dev: unregistered.dev,
+            gids: Atomic::new(gids::NONE),
             // SAFETY: `update_gids` queues it, with RTNL held where the device has a GID table.
             // After the notifier is gone nobody does, and dropping the registration flushes the
             // queue then, before it unregisters the device.
-            let gid_scan = unsafe { GidScan::new(dev)? };
-            // SAFETY: `slot` is valid for writes and pinned, and all its fields are written before
-            // the notifier, which uses them, is registered. Where that fails those that need it are
-            // dropped, and not used afterwards. `unregistered` borrows the parent as bound.
-            unsafe {
-                ptr::addr_of_mut!((*slot).dev).write(dev);
-                ptr::addr_of_mut!((*slot).gids).write(Atomic::new(gids::NONE));
-                // Dropped below where this fails.
-                ptr::addr_of_mut!((*slot).gid_scan).write(gid_scan);
-                ptr::addr_of_mut!((*slot).gid_scans).write(gid_scans);
-                ptr::addr_of_mut!((*slot).sink).write(None);
-                let notifier = Opaque::cast_into(ptr::addr_of!((*slot).notifier));
-                ptr::write_bytes(notifier, 0, 1);
-                (*notifier).notifier_call = Some(Self::netdev_event);
-                // Before the core, which then asks which interface the port is paired with.
-                (*notifier).priority = 1;
-                let registered = Self::register_both(slot, &unregistered, paired, name);
-                if registered.is_err() {
-                    ptr::drop_in_place(ptr::addr_of_mut!((*slot).gid_scan));
-                    ptr::drop_in_place(ptr::addr_of_mut!((*slot).gid_scans));
-                    return registered;
+            gid_scan: unsafe { GidScan::new(unregistered.dev)? },
+            gid_scans: OwnedQueue::ordered(c"rdma_gids")?,
+            sink: None,
+            // The last, as its callback uses the others.
+            notifier <- Opaque::try_ffi_init(move |notifier: *mut bindings::notifier_block| {
+                if paired {
+                    // SAFETY: `this` is where the registration will stay, and `gids` was initialised before
+                    // this initialiser runs.
+                    let gids = unsafe { &(*this.as_ptr()).gids };
+                    // SAFETY: `notifier` is that of a registration of which all other fields are initialised.
+                    // Where the device is not registered it is unregistered below, and else by `drop`.
+                    unsafe { Self::follow_netdevs(notifier, unregistered.device(), gids)? };
                 }
-            }
-            // INVARIANT: Device and notifier were registered just now.
-            let _ = ManuallyDrop::new(unregistered);
+                // SAFETY: Where this succeeds the registration is the only one that frees the device.
+                let registered = unsafe { Self::add_device(&unregistered, name) };
+                match registered {
+                    Ok(()) => core::mem::forget(unregistered),
+                    Err(_) if paired => {
+                        // SAFETY: It was registered above. No call of it runs when this returns.
+                        unsafe { bindings::unregister_netdevice_notifier(notifier) };
+                    }
+                    Err(_) => {}
+                }
+                registered
+            }),
+        }? Error);
+        registered.pin_chain(move |mut this: Pin<&mut Self>| {
             // SAFETY: `Unregistered::new` has initialised the device, and it is registered until
             // the registration is dropped.
             let dev = unsafe { dev.as_ref() };
             if let Some(attach) = Ops::<D>::of().events {
-                // SAFETY: The device is registered just now; dropping the registration drops what this returns before
-                // it unregisters the device.
-                match unsafe { attach(dev) } {
-                    // SAFETY: The field is initialised, and nobody else has it.
-                    Ok(sink) => unsafe { (*slot).sink = Some(sink) },
-                    Err(error) => {
-                        // SAFETY: All fields are initialised, the invariants hold, and nothing is used afterwards.
-                        unsafe { ptr::drop_in_place(slot) };
-                        return Err(error);
-                    }
-                }
+                // SAFETY: The device is registered; dropping the registration drops what this returns before it
+                // unregisters the device.
+                *this.as_mut().project().sink = Some(unsafe { attach(dev)? });
             }
             if paired {
-                // SAFETY: All fields are initialised.
-                let this = unsafe { &*slot };
                 Rtnl::with(|rtnl| {
                     let known = this.gids.xchg(gids::THERE, Relaxed);
                     if known == gids::MISSED_PART {
@@ -548,54 +558,64 @@ impl<D: Driver> Registration<D> {
                 });
             }
             Ok(())
-        };
-        // SAFETY: All fields are initialised where `Ok` is returned. On error neither device nor
-        // notifier is registered, and nothing needs to be dropped.
-        unsafe { pin_init::pin_init_from_closure(init) }
+        })
     }
 
-    /// Registers the notifier, if the port is paired with an interface, and the device.
+    /// Registers the notifier that pairs the port of `dev` with an interface.
     ///
     /// # Safety
     ///
-    /// All fields of `slot` must be initialised and stay where they are, `unregistered` be its
-    /// device, and the device's parent be bound.
-    unsafe fn register_both(
-        slot: *mut Self,
-        unregistered: &Unregistered<'_, D>,
-        paired: bool,
-        name: Option<&CStr>,
+    /// `notifier` must be memory in a `Registration<D>` of `dev`, of which the other fields are initialised and stay
+    /// where they are until it is unregistered; `gids` is one of them.
+    unsafe fn follow_netdevs(
+        notifier: *mut bindings::notifier_block,
+        dev: &Device<D>,
+        gids: &Atomic<u32>,
     ) -> Result {
-        let raw = unregistered.device().as_raw();
+        let described = bindings::notifier_block {
+            notifier_call: Some(Self::netdev_event),
+            // Before the core, which then asks which interface the port is paired with.
+            priority: 1,
+            ..pin_init::zeroed()
+        };
+        // SAFETY: The caller vouches for the memory, which nobody else has yet.
+        unsafe { notifier.write(described) };
+        // Makes the core's data of the port: notifier calls, which may come while the device is being
+        // registered, must not make it a second time.
+        dev.set_netdev(netdev::PORT, None)?;
+        // Reports all interfaces that there are, so that the port is paired now.
+        // SAFETY: It was described just now. The caller vouches for what its callback uses.
+        to_result(unsafe { bindings::register_netdevice_notifier(notifier) })?;
+        // The core looks for the GIDs of what is paired by now.
+        Rtnl::with(|_| gids.store(gids::NONE, Relaxed));
+        Ok(())
+    }
+
+    /// Registers the device.
+    ///
+    /// # Safety
+    ///
+    /// Where this succeeds the device has to be unregistered, which frees it, and `unregistered` not to be dropped.
+    unsafe fn add_device(unregistered: &Unregistered<'_, D>, name: Option<&CStr>) -> Result {
+        let dev = unregistered.device();
         let name = name.filter(|name| is_plain(name)).unwrap_or(D::NAME);
-        // SAFETY: The caller vouches for `slot`, of which the notifier is a part. It is registered
-        // while the device, which its callback uses, is valid: it is removed again on error.
-        unsafe {
-            let notifier = Opaque::cast_into(ptr::addr_of!((*slot).notifier));
-            if paired {
-                // Makes the core's data of the port: notifier calls, which may come while the
-                // device is being registered, must not make it a second time.
-                unregistered.device().set_netdev(netdev::PORT, None)?;
-                // Reports all interfaces that there are, so that the port is paired now.
-                to_result(bindings::register_netdevice_notifier(notifier))?;
-                // The core looks for the GIDs of what is paired by now.
-                Rtnl::with(|_| (*slot).gids.store(gids::NONE, Relaxed));
-            }
-            let dma = if *unregistered.device().virtual_dma.get() {
-                ptr::null_mut()
-            } else {
-                bindings::rdma_device_parent(raw)
-            };
-            let mut ret = bindings::ib_register_device(raw, name.as_char_ptr(), dma);
-            // A name that is taken is refused before anything else is done, and before it is noted.
-            if ret == ENFILE.to_errno() && unregistered.device().name().is_empty() {
-                ret = bindings::ib_register_device(raw, D::NAME.as_char_ptr(), dma);
-            }
-            if ret != 0 && paired {
-                bindings::unregister_netdevice_notifier(notifier);
-            }
-            to_result(ret)
+        // SAFETY: The flag was set when the device was made, and does not change.
+        let dma = if unsafe { *dev.virtual_dma.get() } {
+            ptr::null_mut()
+        } else {
+            ptr::from_ref(unregistered.parent).cast_mut().cast()
+        };
+        let register = |name: &CStr| {
+            // SAFETY: By the type invariant of `Unregistered` the device is initialised and not registered, and its
+            // parent is bound; the core copies the name.
+            unsafe { bindings::ib_register_device(dev.as_raw(), name.as_char_ptr(), dma) }
+        };
+        let mut ret = register(name);
+        // A name that is taken is refused before anything else is done, and before it is noted.
+        if ret == ENFILE.to_errno() && dev.name().is_empty() {
+            ret = register(D::NAME);
         }
+        to_result(ret)
     }
 
     /// Brings the GIDs in line with a pairing that has changed.
@@ -658,21 +678,20 @@ impl<D: Driver> PinnedDrop for Registration<D> {
     fn drop(mut self: Pin<&mut Self>) {
         // Before the device goes, to which it leads.
         drop(self.as_mut().project().sink.take());
-        // SAFETY: By the type invariants; the device is not used afterwards. Unregistering it ends
-        // in `dealloc_driver`.
-        unsafe {
-            if Ops::<D>::of().port.is_some() {
-                // From now on pairing and GIDs stay as they are: what consumers still send and
-                // receive needs them. The core takes both back after its clients are gone. Until
-                // then nobody gives up the port's reference to its interface: who removes that waits
-                // for the slowest of them.
-                Rtnl::with(|_| self.gids.store(gids::GOING, Relaxed));
-                bindings::unregister_netdevice_notifier(self.notifier.get());
-            }
-            // Nothing is queued any more.
-            self.gid_scans.flush();
-            bindings::ib_unregister_device(self.dev.as_ptr().cast());
+        if Ops::<D>::of().port.is_some() {
+            // From now on pairing and GIDs stay as they are: what consumers still send and receive needs
+            // them. The core takes both back after its clients are gone. Until then nobody gives up the
+            // port's reference to its interface: who removes that waits for the slowest of them.
+            Rtnl::with(|_| self.gids.store(gids::GOING, Relaxed));
+            // SAFETY: By the type invariant the notifier of a paired port is registered. No call of it runs
+            // when this returns.
+            unsafe { bindings::unregister_netdevice_notifier(self.notifier.get()) };
         }
+        // Nothing is queued any more.
+        self.gid_scans.flush();
+        // SAFETY: By the type invariant the device is registered. This ends in `dealloc_driver`, and the
+        // device is not used afterwards.
+        unsafe { bindings::ib_unregister_device(self.dev.as_ptr().cast()) };
     }
 }
 

@@ -120,7 +120,7 @@ impl Netdev {
     pub fn is_up(&self) -> bool {
         // SAFETY: By the type invariant we own a count, which keeps the interface.
         let running = unsafe { bindings::netif_running(self.as_raw()) };
-        // SAFETY: The count that we own by the type invariant keeps the interface here, too.
+        // SAFETY: By the type invariant we own a count, which keeps the interface.
         running && unsafe { bindings::netif_carrier_ok(self.as_raw()) }
     }
 
@@ -248,7 +248,7 @@ impl PciFunction {
         let own = unsafe { container_of!(own, bindings::pci_dev, dev) };
         // SAFETY: The caller vouches for the device, which keeps its bus; its place does not change.
         let (bus, devfn) = unsafe { ((*own).bus, (*own).devfn) };
-        // SAFETY: The bus is valid, as above.
+        // SAFETY: The caller vouches for the device, which keeps its bus.
         let devfn = if unsafe { bindings::pci_ari_enabled(bus) } {
             u32::from(function)
         } else if function < 8 {
@@ -258,11 +258,10 @@ impl PciFunction {
             return None;
         };
         // Not `pci_get_slot`: error recovery takes RTNL with `pci_bus_sem` held.
-        // SAFETY: The bus is valid, as above; of the device that is found the function takes a count.
-        let found = unsafe {
-            let (domain, number) = (bindings::pci_domain_nr(bus), (*bus).number);
-            bindings::pci_get_domain_bus_and_slot(domain, number.into(), devfn)
-        };
+        // SAFETY: The caller vouches for the device, which keeps its bus, whose number does not change.
+        let (domain, number) = unsafe { (bindings::pci_domain_nr(bus), (*bus).number) };
+        // SAFETY: The function takes numbers, and a count of the device that it finds.
+        let found = unsafe { bindings::pci_get_domain_bus_and_slot(domain, number.into(), devfn) };
         // INVARIANT: The count is ours.
         NonNull::new(found).map(Self)
     }

@@ -67,8 +67,9 @@ unsafe extern "C" fn dealloc_pd<D: PdOps>(
     from_result(|| {
         // SAFETY: `udata` is null or that of the uverbs command, which waits for this.
         unsafe { expect_none::<D>(udata)? };
-        // SAFETY: `alloc_pd` made the domain. `ib_dealloc_pd_user` is called when nothing is in it any
-        // more (`usecnt`), and frees it where this succeeds; else it is as before.
+        // SAFETY: `alloc_pd` made the domain. Nothing is in it any more: `uverbs_free_pd` looks (`usecnt`),
+        // and a user inside the kernel has to have ended what it made. `ib_dealloc_pd_user` frees the domain
+        // where this succeeds; else it is as before.
         unsafe { Pd::destroy(pd, D::dealloc_pd) }?;
         Ok(0)
     })

@@ -789,16 +789,14 @@ impl<'a> QpQuery<'a> {
 
     /// Tells what the core set when the queue pair was made.
     fn copy_of<D: QpOps>(&mut self, qp: &Qp<D>) {
-        // SAFETY: `qp` is not freed, and these fields do not change after creation. No reference is
-        // made to others, which may.
-        unsafe {
-            let qp = qp.as_raw();
-            self.init.qp_type = (*qp).qp_type;
-            self.init.send_cq = (*qp).send_cq;
-            self.init.recv_cq = (*qp).recv_cq;
-            self.init.srq = (*qp).srq;
-            self.init.qp_context = (*qp).qp_context;
-        }
+        let raw = qp.as_raw();
+        // SAFETY: `qp` is not freed, and neither type nor context change after creation. No reference is made
+        // to other fields, which may.
+        (self.init.qp_type, self.init.qp_context) = unsafe { ((*raw).qp_type, (*raw).qp_context) };
+        // SAFETY: `qp` is not freed, and its queues do not change after creation. No reference is made to
+        // other fields, which may.
+        (self.init.send_cq, self.init.recv_cq, self.init.srq) =
+            unsafe { ((*raw).send_cq, (*raw).recv_cq, (*raw).srq) };
     }
 
     /// Writes all attributes.

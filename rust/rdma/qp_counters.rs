@@ -133,7 +133,9 @@ unsafe extern "C" fn counter_bind_qp<D: QpCounterOps>(
         // SAFETY: `create_counter` made the set, now or when it had no number.
         let set = unsafe { QpCounter::<D>::from_raw(counter) };
         // SAFETY: `create_qp` made the queue pair. Nobody destroys it meanwhile: who calls has a count of the
-        // resource, for which `rdma_restrack_begin_del` waits first thing, or is in `ib_modify_qp`.
+        // resource, for which `rdma_restrack_begin_del` waits first thing, or is in `ib_modify_qp`, whose
+        // caller has the queue pair (a process's is locked, a kernel user does not destroy it under a call of
+        // its own).
         let bound = D::bind_counter(set, unsafe { Object::from_raw(qp) });
         if let Err(error) = bound {
             if is_new {
@@ -169,7 +171,8 @@ unsafe extern "C" fn counter_unbind_qp<D: QpCounterOps>(
     // SAFETY: `create_qp` made the queue pair. `ib_destroy_qp_user` calls this before it destroys it; others
     // have a count of the resource, for which that waits.
     D::unbind_counter(set, unsafe { Object::from_raw(qp) });
-    // SAFETY: As in `counter_bind_qp`.
+    // SAFETY: The core looks at the field to see which set it is bound to, without a lock of ours; this is
+    // where drivers clear it.
     unsafe { ptr::addr_of_mut!((*qp).counter).write_volatile(ptr::null_mut()) };
     0
 }

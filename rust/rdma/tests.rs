@@ -408,13 +408,14 @@ mod suite {
         let names = counters::Descriptions::new(&["some", "others"])?;
         let stats = names.alloc_stats();
         assert!(!stats.is_null());
-        // SAFETY: Nobody else has the set, nor the values, which are freed below.
-        unsafe {
-            (*counter).stats = stats;
-            assert_eq!(update(counter), 0);
-            assert_eq!(counters::values(stats), [70, 70]);
-            bindings::rdma_free_hw_stats_struct(stats);
-        }
+        // SAFETY: Nobody else has the set.
+        unsafe { (*counter).stats = stats };
+        // SAFETY: `bind` has made the set, to which queue pairs are bound.
+        assert_eq!(unsafe { update(counter) }, 0);
+        // SAFETY: The values are freed below.
+        assert_eq!(unsafe { counters::values(stats) }, [70, 70]);
+        // SAFETY: `alloc_stats` has allocated the values, which nobody uses any more.
+        unsafe { bindings::rdma_free_hw_stats_struct(stats) };
 
         for qp in [one, other] {
             // SAFETY: It is bound.
@@ -454,13 +455,14 @@ mod suite {
     fn an_object_returned_for_another_is_refused() -> Result {
         let before = LIVE.load(Relaxed);
         let (mut one, mut other) = (Memory::<kind::Pd>::new()?, Memory::<kind::Pd>::new()?);
-        // SAFETY: The memory is as the core's; the reference is not used after `finish`.
-        unsafe {
-            let first = Object::<kind::Pd, Minimal>::prepare(one.raw()).init(Tracked::new(1))?;
-            let result = Object::<kind::Pd, Minimal>::create(other.raw(), |_new| Ok(first));
-            assert_eq!(result, Err(EINVAL));
-            Object::<kind::Pd, Minimal>::finish(one.raw());
-        }
+        // SAFETY: `one` is as the core allocates it: zeroed, of the size of the object, and nobody else's.
+        let new = unsafe { Object::<kind::Pd, Minimal>::prepare(one.raw()) };
+        let first = new.init(Tracked::new(1))?;
+        // SAFETY: `other` is as the core allocates it: zeroed, of the size of the object, and nobody else's.
+        let result = unsafe { Object::<kind::Pd, Minimal>::create(other.raw(), |_new| Ok(first)) };
+        assert_eq!(result, Err(EINVAL));
+        // SAFETY: It was prepared above, and `first` is not used afterwards.
+        unsafe { Object::<kind::Pd, Minimal>::finish(one.raw()) };
         assert_eq!(LIVE.load(Relaxed), before);
         Ok(())
     }
@@ -759,15 +761,14 @@ mod suite {
         look: impl FnOnce(Result<SendOp<'_, Minimal>>) -> R,
     ) -> Result<R> {
         let (mut qp, mut mr) = (Memory::<kind::Qp>::new()?, Memory::<kind::Mr>::new()?);
-        // SAFETY: The memory is as the core's, and nobody else looks at it.
-        unsafe {
-            (*qp.raw()).qp_type = qp_type.as_raw();
-            (*qp.raw()).pd = NonNull::dangling().as_ptr();
-            (*qp.raw()).device = NonNull::dangling().as_ptr();
-            (*mr.raw()).pd = (*qp.raw()).pd;
-            (*mr.raw()).device = (*qp.raw()).device;
-            Object::<kind::Mr, Minimal>::prepare(mr.raw()).init(())?;
-        }
+        let (device, pd) = (NonNull::dangling().as_ptr(), NonNull::dangling().as_ptr());
+        // SAFETY: The memory is as the core's, all zeroes, and nobody else looks at it.
+        let (core_qp, core_mr) = unsafe { (&mut *qp.raw(), &mut *mr.raw()) };
+        core_qp.qp_type = qp_type.as_raw();
+        (core_qp.device, core_qp.pd) = (device, pd);
+        (core_mr.device, core_mr.pd) = (device, pd);
+        // SAFETY: The memory is as the core's, of the size of the object, and nobody else looks at it.
+        unsafe { Object::<kind::Mr, Minimal>::prepare(mr.raw()) }.init(())?;
         let mut wr: bindings::ib_reg_wr = pin_init::zeroed();
         wr.wr.opcode = opcode;
         wr.mr = mr.raw();

@@ -1379,14 +1379,13 @@ impl Request {
         next: *mut bindings::ib_send_wr,
     ) -> *mut bindings::ib_send_wr {
         let raw = self.raw();
-        // SAFETY: All kinds begin with an `ib_send_wr`, which is ours; all views of the union are plain
-        // data.
-        unsafe {
-            *(*raw).__bindgen_anon_1.wr_cqe.as_mut() = cqe;
-            (*raw).num_sge = c_int::from(sge.is_some());
-            (*raw).sg_list = sge.map_or(ptr::null_mut(), ptr::from_mut);
-            (*raw).next = next;
-        }
+        // SAFETY: All kinds begin with an `ib_send_wr`, which `self` owns.
+        let wr = unsafe { &mut *raw };
+        wr.num_sge = c_int::from(sge.is_some());
+        wr.sg_list = sge.map_or(ptr::null_mut(), ptr::from_mut);
+        wr.next = next;
+        // SAFETY: Both views of the union are eight bytes of plain data.
+        unsafe { *wr.__bindgen_anon_1.wr_cqe.as_mut() = cqe };
         raw
     }
 }

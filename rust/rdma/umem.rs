@@ -20,7 +20,7 @@ pub struct Umem(NonNull<bindings::ib_umem>);
 // SAFETY: A umem belongs to no task: it holds what it needs to be released by any, the memory map
 // of the process or the attachment to the DMA buffer.
 unsafe impl Send for Umem {}
-// SAFETY: What writes to a umem takes `&mut self`; the rest only reads it.
+// SAFETY: What writes to a umem takes `&mut self`; what takes `&self` only reads it.
 unsafe impl Sync for Umem {}
 
 impl Umem {
@@ -54,8 +54,9 @@ impl Umem {
         access: Access,
     ) -> Result<Self> {
         let offset = usize::try_from(offset).map_err(|_| EINVAL)?;
-        // SAFETY: `dev` is a reference to a device, which the umem does not outlive, as in `get`; the
-        // descriptor is looked up in the current process, offset and length are checked by the callee.
+        // SAFETY: `dev` is a reference to a device, which the umem does not outlive: the core destroys all
+        // objects, and waits for the contexts of processes, before it frees a device. The descriptor is
+        // looked up in the current process, offset and length are checked by the callee.
         let umem = from_err_ptr(unsafe {
             bindings::ib_umem_dmabuf_get_pinned(
                 dev.as_raw(),

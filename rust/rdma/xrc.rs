@@ -149,7 +149,8 @@ impl<'a, D: XrcOps> ExtendedSrq<'a, D> {
             // SAFETY: `ib_create_srq_user` counts the queue as a user of the domain, which `alloc_xrcd`
             // made, until the queue is gone.
             xrcd: unsafe { Object::from_nullable(xrcd) }?,
-            // SAFETY: The same is so of the completion queue, which `D` made.
+            // SAFETY: `ib_create_srq_user` counts the queue as a user of the completion queue, which `create_cq`
+            // or `create_user_cq` made, until the queue is gone.
             cq: unsafe { Object::from_nullable(ext.cq) }?,
         })
     }

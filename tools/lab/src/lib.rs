@@ -20,6 +20,7 @@ pub mod process;
 pub mod protocol;
 pub mod pyverbs;
 pub mod report;
+mod safety;
 pub mod shell;
 pub mod skips;
 pub mod step;
