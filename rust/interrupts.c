@@ -4,9 +4,8 @@
  * Interrupts that are off for as long as somebody wants it: who wants it last
  * restores what the first one found, in whichever order they are.
  *
- * For as long as the kernel has no local_interrupt_disable() that counts. Not a
- * helper, as it has a state, of which a module must have one copy: helpers may
- * be inlined in each crate.
+ * For as long as the kernel has no local_interrupt_disable() that counts. In C,
+ * as Rust has no variables per processor yet that a module can define.
  */
 
 #include <linux/irqflags.h>

@@ -24,3 +24,5 @@
 #include <rdma/rdma_netlink.h>
 #include <rdma/uverbs_ioctl.h>
 #include <rdma/uverbs_types.h>
+
+#include "../interrupts.h"

@@ -16,6 +16,50 @@ pub type IrqSpinLock<T> = Lock<T, IrqDisableBackend>;
 /// What locking an [`IrqSpinLock`] returns. Interrupts stay off until the last one of a processor is dropped.
 pub type IrqSpinLockGuard<'a, T> = Guard<'a, T, IrqDisableBackend>;
 
+/// Takes a lock with interrupts off, for as long as the kernel has no `spin_lock_irq_disable`.
+///
+/// # Safety
+///
+/// `lock` must be initialised, and not held by this processor.
+#[inline]
+pub(super) unsafe fn spin_lock_irq_disable(lock: *mut bindings::spinlock_t) {
+    // SAFETY: Counts on this processor, where the task stays until it has given the lock back: preemption is off, too.
+    unsafe { bindings::rust_interrupts_disable() };
+    // SAFETY: The caller vouches that the lock is initialised, and not this processor's.
+    unsafe { bindings::spin_lock(lock) };
+}
+
+/// Gives it back.
+///
+/// # Safety
+///
+/// `lock` must have been taken here, by [`spin_lock_irq_disable`] or [`spin_trylock_irq_disable`].
+#[inline]
+pub(super) unsafe fn spin_unlock_irq_enable(lock: *mut bindings::spinlock_t) {
+    // SAFETY: The caller vouches that the lock was taken.
+    unsafe { bindings::spin_unlock(lock) };
+    // SAFETY: The caller vouches that taking it has counted, on this processor.
+    unsafe { bindings::rust_interrupts_enable() };
+}
+
+/// Takes a lock as [`spin_lock_irq_disable`] if nobody has it; else interrupts are as before.
+///
+/// # Safety
+///
+/// `lock` must be initialised.
+#[inline]
+unsafe fn spin_trylock_irq_disable(lock: *mut bindings::spinlock_t) -> bool {
+    // SAFETY: Counts on this processor, where the task stays: preemption is off, too.
+    unsafe { bindings::rust_interrupts_disable() };
+    // SAFETY: The caller vouches that the lock is initialised.
+    let taken = unsafe { bindings::spin_trylock(lock) } != 0;
+    if !taken {
+        // SAFETY: It was counted above, on this processor.
+        unsafe { bindings::rust_interrupts_enable() };
+    }
+    taken
+}
+
 /// The backend of [`IrqSpinLock`].
 pub struct IrqDisableBackend;
 
@@ -51,21 +95,21 @@ unsafe impl Backend for IrqDisableBackend {
 
     #[inline]
     unsafe fn lock(ptr: *mut Self::State) -> Self::GuardState {
-        // SAFETY: The caller vouches that `init` was called.
-        unsafe { bindings::spin_lock_irq_disable(ptr) }
+        // SAFETY: The caller vouches that `init` was called; who has the lock and takes it again waits for ever.
+        unsafe { spin_lock_irq_disable(ptr) }
     }
 
     #[inline]
     unsafe fn unlock(ptr: *mut Self::State, _guard_state: &Self::GuardState) {
         // SAFETY: The caller vouches that it holds the lock, which was taken by one of the functions here: with
         // interrupts off on this processor, which it so has not left since.
-        unsafe { bindings::spin_unlock_irq_enable(ptr) }
+        unsafe { spin_unlock_irq_enable(ptr) }
     }
 
     #[inline]
     unsafe fn try_lock(ptr: *mut Self::State) -> Option<Self::GuardState> {
         // SAFETY: The caller vouches that `init` was called.
-        unsafe { bindings::spin_trylock_irq_disable(ptr) }.then_some(())
+        unsafe { spin_trylock_irq_disable(ptr) }.then_some(())
     }
 
     #[inline]

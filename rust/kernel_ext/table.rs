@@ -3,6 +3,7 @@
 //! A table from number to object that may be used in interrupt handlers (what an irq-safe
 //! `rust/kernel/xarray.rs` would offer).
 
+use super::spinlock::{spin_lock_irq_disable, spin_unlock_irq_enable};
 use crate::bindings;
 use core::marker::PhantomData;
 use core::ptr;
@@ -84,11 +85,11 @@ impl<T: ForeignOwnable> IrqTable<T> {
     /// Takes the value at `index` out.
     pub fn remove(&self, index: usize) -> Option<T> {
         // SAFETY: By the type invariant the array is initialised, and its lock with it.
-        unsafe { bindings::spin_lock_irq_disable(self.lock()) };
+        unsafe { spin_lock_irq_disable(self.lock()) };
         // SAFETY: By the type invariant the array is initialised; its lock was taken above.
         let entry = unsafe { bindings::__xa_erase(self.xa.get(), index) };
         // SAFETY: The lock was taken above, by this task.
-        unsafe { bindings::spin_unlock_irq_enable(self.lock()) };
+        unsafe { spin_unlock_irq_enable(self.lock()) };
         // SAFETY: By the type invariant an entry came from `into_foreign`; it is out of the array
         // now.
         unsafe { T::try_from_foreign(entry) }
@@ -100,7 +101,7 @@ impl<T: ForeignOwnable> IrqTable<T> {
     /// stands for is freed when its owner likes, not after a grace period.
     pub fn with<R>(&self, index: usize, f: impl FnOnce(T::Borrowed<'_>) -> R) -> Option<R> {
         // SAFETY: By the type invariant the array is initialised, and its lock with it.
-        unsafe { bindings::spin_lock_irq_disable(self.lock()) };
+        unsafe { spin_lock_irq_disable(self.lock()) };
         // SAFETY: By the type invariant the array is initialised; its lock was taken above.
         let entry = unsafe { bindings::xa_load(self.xa.get(), index) };
         let result = if entry.is_null() {
@@ -110,7 +111,7 @@ impl<T: ForeignOwnable> IrqTable<T> {
             Some(f(unsafe { T::borrow(entry) }))
         };
         // SAFETY: The lock was taken above, by this task.
-        unsafe { bindings::spin_unlock_irq_enable(self.lock()) };
+        unsafe { spin_unlock_irq_enable(self.lock()) };
         result
     }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Exports the helpers, so that all modules in Rust share them.
+ * Exports what is C, so that all modules in Rust share it.
  */
 #include <linux/export.h>
 #include <linux/module.h>
