@@ -5,7 +5,7 @@
 use super::counters::Descriptions;
 use super::event::Attached;
 use super::method::Definitions;
-use super::netdev::{GidScan, Pairing};
+use super::netdev::{Enabling, GidScan, GidTable, Pairing};
 use super::ops::op_if;
 use super::udata::expect_none;
 use super::{
@@ -107,9 +107,13 @@ impl<D: Driver> Device<D> {
     }
 
     /// Pairs a port with a network interface, or with none.
-    pub fn set_netdev(&self, port: u32, netdev: Option<&Netdev>) -> Result {
+    ///
+    /// One at a time, hence RTNL: the first call for a device that is not registered makes the core's data of its
+    /// ports.
+    pub(super) fn set_netdev(&self, _rtnl: &Rtnl, port: u32, netdev: Option<&Netdev>) -> Result {
         let netdev = netdev.map_or(ptr::null_mut(), Netdev::as_raw);
-        // SAFETY: The device is valid, and the interface too; the core takes its own reference.
+        // SAFETY: `&self` keeps the device, and `netdev` the interface; the core takes its own reference. With RTNL
+        // held nobody else makes the data of the ports.
         to_result(unsafe { bindings::ib_device_set_netdev(self.as_raw(), netdev, port) })
     }
 
@@ -279,7 +283,9 @@ unsafe extern "C" fn enable_driver<D: Driver>(dev: *mut bindings::ib_device) -> 
     if Ops::<D>::of().port.is_some() {
         // SAFETY: The device is a `Device<D>`, as it has this table; `enable_device_and_get`, which calls
         // this, has a count of it.
-        unsafe { Device::<D>::from_raw(dev) }.follow_namespace();
+        let dev = unsafe { Device::<D>::from_raw(dev) };
+        // SAFETY: The device is being enabled until this returns.
+        unsafe { Enabling::assume(dev) }.follow_namespace();
     }
     0
 }
@@ -550,7 +556,8 @@ impl<D: Driver> Registration<D> {
                 Rtnl::with(|rtnl| {
                     let known = this.gids.xchg(gids::THERE, Relaxed);
                     if known == gids::MISSED_PART {
-                        dev.remove_gids();
+                        // SAFETY: The device is registered.
+                        unsafe { GidTable::assume_there(dev) }.clear();
                     }
                     if known != gids::NONE {
                         this.update_gids(rtnl);
@@ -582,7 +589,7 @@ impl<D: Driver> Registration<D> {
         unsafe { notifier.write(described) };
         // Makes the core's data of the port: notifier calls, which may come while the device is being
         // registered, must not make it a second time.
-        dev.set_netdev(netdev::PORT, None)?;
+        Rtnl::with(|rtnl| dev.set_netdev(rtnl, netdev::PORT, None))?;
         // Reports all interfaces that there are, so that the port is paired now.
         // SAFETY: It was described just now. The caller vouches for what its callback uses.
         to_result(unsafe { bindings::register_netdevice_notifier(notifier) })?;
@@ -631,7 +638,8 @@ impl<D: Driver> Registration<D> {
         } else {
             // The core removes those of an interface that goes, and hears nothing any more of what
             // is stacked on it.
-            dev.remove_gids();
+            // SAFETY: The state says that there is one, which is so from when the device was registered.
+            unsafe { GidTable::assume_there(dev) }.clear();
         }
     }
 

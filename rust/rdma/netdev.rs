@@ -355,22 +355,6 @@ impl<D: Driver> Device<D> {
         self.shares_namespace(netdev) && (port.shares_link)(self, rtnl, netdev)
     }
 
-    /// The interface that the port shares its link with, if there is one.
-    fn find_own(&self, rtnl: &Rtnl) -> Option<Netdev> {
-        // SAFETY: The namespace is there while the device is being enabled in it: it is the initial one, or who moves the
-        // device has a count of it, and `rdma_dev_exit_net` moves devices out of one that goes. With RTNL held an
-        // interface in its list stays there.
-        let mut next = unsafe { Netdev::get(bindings::first_net_device(self.namespace())) };
-        while let Some(netdev) = next {
-            if self.is_own(rtnl, &netdev) {
-                return Some(netdev);
-            }
-            // SAFETY: With RTNL held both this interface and the next one stay in the list.
-            next = unsafe { Netdev::get(bindings::next_net_device(netdev.as_raw())) };
-        }
-        None
-    }
-
     /// Tells the driver what happened to the interface that the port is paired with.
     fn tell_netdev_event(&self, netdev: &Netdev, event: NetdevEvent) {
         if let Some(port) = &Ops::<D>::of().port {
@@ -396,8 +380,8 @@ impl<D: Driver> Device<D> {
         // Only running out of memory makes pairing fail; the next event tries again.
         let followed = match pairing {
             Pairing::Keep => paired == Some(true),
-            Pairing::Pair => self.set_netdev(PORT, Some(netdev)).is_ok(),
-            Pairing::Part => self.set_netdev(PORT, None).is_ok(),
+            Pairing::Pair => self.set_netdev(rtnl, PORT, Some(netdev)).is_ok(),
+            Pairing::Part => self.set_netdev(rtnl, PORT, None).is_ok(),
         };
         if followed {
             self.tell_netdev_event(netdev, event);
@@ -427,13 +411,31 @@ impl<D: Driver> Device<D> {
         // is compared, not followed.
         unsafe { bindings::netdev_has_upper_dev_all_rcu(paired.as_raw(), netdev) }
     }
+}
 
-    /// The interface that entry `index` of the port's GID table belongs to, if it is set. `EINVAL`
-    /// beyond the end of the table.
-    fn netdev_of_gid(&self, index: c_int) -> Result<Option<Netdev>> {
-        // SAFETY: The core made the port's GID table before it enabled the device, in which this is
-        // called, and keeps it until the device is freed. The entry is counted until it is put below.
-        let attr = unsafe { bindings::rdma_get_gid_attr(self.as_raw(), PORT, index) };
+/// A device whose port has a GID table.
+///
+/// The core makes it before it enables the device, and keeps it until the device is freed.
+///
+/// # Invariants
+///
+/// The core has made the GID table of the port.
+pub(super) struct GidTable<'a, D: Driver>(&'a Device<D>);
+
+impl<'a, D: Driver> GidTable<'a, D> {
+    /// # Safety
+    ///
+    /// The device must be registered, or being enabled.
+    pub(super) unsafe fn assume_there(dev: &'a Device<D>) -> Self {
+        // INVARIANT: `setup_device` has made it before, and the caller vouches for that.
+        Self(dev)
+    }
+
+    /// The interface that entry `index` belongs to, if it is set. `EINVAL` beyond the end of the table.
+    fn netdev_of(&self, index: c_int) -> Result<Option<Netdev>> {
+        // SAFETY: By the type invariant the port has a table, which stays until the device is freed. The entry
+        // is counted until it is put below.
+        let attr = unsafe { bindings::rdma_get_gid_attr(self.0.as_raw(), PORT, index) };
         let attr = match from_err_ptr(attr.cast_mut()) {
             Ok(attr) => attr,
             Err(error) if error == EINVAL => return Err(EINVAL),
@@ -453,21 +455,17 @@ impl<D: Driver> Device<D> {
 
     /// Removes all GIDs of the port, which is not paired any more: those of the interface that it
     /// was paired with, and of what is stacked on that.
-    ///
-    /// The device must have a GID table.
-    pub(super) fn remove_gids(&self) {
+    pub(super) fn clear(&self) {
         // Takes the lock of the table, and removes nothing, as every GID of this kind of port is
         // that of an interface: who adds one now was asked whether it is the port's before that was
         // unpaired, and is seen below, or is refused.
-        // SAFETY: `&self` keeps the device, which has a GID table, as the caller sees to; no interface is
-        // looked at.
-        unsafe { bindings::roce_del_all_netdev_gids(self.as_raw(), PORT, ptr::null_mut()) };
+        // SAFETY: By the type invariant the port has a table; no interface is looked at.
+        unsafe { bindings::roce_del_all_netdev_gids(self.0.as_raw(), PORT, ptr::null_mut()) };
         for index in 0.. {
-            match self.netdev_of_gid(index) {
-                // SAFETY: `&self` keeps the device; it has a GID table, from which the entry was read.
-                // The interface is kept by its count.
+            match self.netdev_of(index) {
+                // SAFETY: By the type invariant the port has a table. The interface is kept by its count.
                 Ok(Some(netdev)) => unsafe {
-                    bindings::roce_del_all_netdev_gids(self.as_raw(), PORT, netdev.as_raw());
+                    bindings::roce_del_all_netdev_gids(self.0.as_raw(), PORT, netdev.as_raw());
                 },
                 Ok(None) => {}
                 Err(_) => return,
@@ -475,26 +473,72 @@ impl<D: Driver> Device<D> {
         }
     }
 
+    /// Looks for the GIDs of the interface that the port is paired with, and of what is stacked on that. Takes RTNL.
+    fn rescan(&self) {
+        // SAFETY: By the type invariant the port has a table.
+        unsafe { bindings::rdma_roce_rescan_port(self.0.as_raw(), PORT) };
+    }
+}
+
+/// A device that is being enabled in its network namespace.
+///
+/// # Invariants
+///
+/// The namespace stays: it is the initial one, or who moves the device has a count of it, and `rdma_dev_exit_net`
+/// moves devices out of one that goes.
+pub(super) struct Enabling<'a, D: Driver> {
+    dev: &'a Device<D>,
+    gids: GidTable<'a, D>,
+}
+
+impl<'a, D: Driver> Enabling<'a, D> {
+    /// # Safety
+    ///
+    /// To be called in the device's `enable_driver`, and used before that returns.
+    pub(super) unsafe fn assume(dev: &'a Device<D>) -> Self {
+        // INVARIANT: `enable_device_and_get` is called with a namespace that stays.
+        Self {
+            dev,
+            // SAFETY: The caller vouches that the device is being enabled.
+            gids: unsafe { GidTable::assume_there(dev) },
+        }
+    }
+
+    /// The interface that the port shares its link with, if there is one.
+    fn find_own(&self, rtnl: &Rtnl) -> Option<Netdev> {
+        // SAFETY: By the type invariant the namespace stays. With RTNL held an interface in its list stays there.
+        let mut next = unsafe { Netdev::get(bindings::first_net_device(self.dev.namespace())) };
+        while let Some(netdev) = next {
+            if self.dev.is_own(rtnl, &netdev) {
+                return Some(netdev);
+            }
+            // SAFETY: With RTNL held both this interface and the next one stay in the list.
+            next = unsafe { Netdev::get(bindings::next_net_device(netdev.as_raw())) };
+        }
+        None
+    }
+
     /// Pairs the port anew where the device has come to another network namespace. Takes RTNL.
     pub(super) fn follow_namespace(&self) {
+        let dev = self.dev;
         let moved = Rtnl::with(|rtnl| {
-            let paired = self.netdev(PORT);
+            let paired = dev.netdev(PORT);
             if paired
                 .as_ref()
-                .is_some_and(|paired| self.shares_namespace(paired))
+                .is_some_and(|paired| dev.shares_namespace(paired))
             {
                 return false;
             }
             // The core removes GIDs when interfaces go, and none went. Unpaired first: from then on
             // none is taken.
-            let _ = self.set_netdev(PORT, None);
+            let _ = dev.set_netdev(rtnl, PORT, None);
             drop(paired);
-            self.remove_gids();
+            self.gids.clear();
             let own = self.find_own(rtnl);
-            let set = self.set_netdev(PORT, own.as_ref());
+            let set = dev.set_netdev(rtnl, PORT, own.as_ref());
             match own {
                 Some(own) if set.is_ok() => {
-                    self.tell_netdev_event(&own, NetdevEvent::Register);
+                    dev.tell_netdev_event(&own, NetdevEvent::Register);
                     true
                 }
                 _ => false,
@@ -502,9 +546,7 @@ impl<D: Driver> Device<D> {
         });
         if moved {
             // No event told the core of the addresses of an interface that was there before.
-            // SAFETY: The device is being enabled, so that the core has its port and GID table;
-            // RTNL, which the function takes, was given back above.
-            unsafe { bindings::rdma_roce_rescan_port(self.as_raw(), PORT) };
+            self.gids.rescan();
         }
     }
 }
