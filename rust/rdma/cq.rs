@@ -12,6 +12,7 @@ use core::ptr;
 use kernel::build_error;
 use kernel::error::{from_result, VTABLE_DEFAULT_ERROR};
 use kernel::prelude::*;
+use kernel::sync::atomic::{Acquire, Atomic, Full};
 
 /// A completion queue.
 pub type Cq<D> = Object<kind::Cq, D>;
@@ -96,7 +97,12 @@ unsafe extern "C" fn create_cq<D: CqOps>(
         let attr = unsafe { CqInitAttr::from_raw(attr) };
         // SAFETY: All of them got `cq` from `rdma_zalloc_drv_obj`: zeroed, `size_ib_cq` bytes. They
         // show it to nobody before this returns.
-        unsafe { Cq::create(cq, |new| D::create_cq(dev, new, &attr)) }?;
+        unsafe {
+            Cq::create(cq, |new| {
+                new.open_where_ready();
+                D::create_cq(dev, new, &attr)
+            })
+        }?;
         Ok(0)
     })
 }
@@ -250,7 +256,47 @@ impl CqInitAttr {
     }
 }
 
+/// Whether events of a queue are passed on to its consumer.
+///
+/// `__ib_alloc_cq` has the driver make a queue, then sets its handler, and makes what the handler needs only after
+/// that (`INIT_WORK`, `comp_wq`). Whoever has a work queue complete there was given the queue by then; what the device
+/// says before is kept until then. All others set their handler before the driver makes the queue, with nothing missing.
+pub struct Gate(Atomic<u32>);
+
+impl Gate {
+    const CLOSED: u32 = 0;
+    const KNOCKED: u32 = 1;
+    const OPEN: u32 = 2;
+
+    /// Whether an event is to be passed on now; else it is kept.
+    #[inline]
+    fn pass(&self) -> bool {
+        // Pairs with the exchange in `open`: what the core made is seen.
+        self.0.load(Acquire) == Self::OPEN
+            || self.0.cmpxchg(Self::CLOSED, Self::KNOCKED, Full) == Err(Self::OPEN)
+    }
+
+    /// Lets events pass from now on; returns whether one was kept, which is to be passed on now.
+    fn open(&self) -> bool {
+        self.0.xchg(Self::OPEN, Full) == Self::KNOCKED
+    }
+}
+
+impl Default for Gate {
+    fn default() -> Self {
+        Self(Atomic::new(Self::CLOSED))
+    }
+}
+
 impl<D: CqOps> New<'_, kind::Cq, D> {
+    /// Lets events pass from the beginning where the consumer has set its handler.
+    pub(super) fn open_where_ready(&self) {
+        // SAFETY: The core is creating the queue and shows it to nobody before the operation returns.
+        if unsafe { (*self.as_raw()).comp_handler }.is_some() {
+            self.own().open();
+        }
+    }
+
     /// Tells the core how many entries the queue has; consumers may rely on `entries` completions
     /// fitting.
     pub fn set_entries(&mut self, entries: u32) {
@@ -292,21 +338,32 @@ impl<D: CqOps> Object<kind::Cq, D> {
         unsafe { ptr::addr_of_mut!((*self.as_raw()).cqe).write_volatile(entries as i32) }
     }
 
+    /// A work queue is to complete here: its consumer has the queue.
+    pub(super) fn open(&self) {
+        if self.own().open() {
+            self.complete();
+        }
+    }
+
     /// Calls the consumer's completion handler. May be called in interrupt context.
     ///
-    /// For a queue of the kernel, not before somebody who was given the queue uses it: the core
-    /// sets the handler before what the handler needs. A queue that its consumer polls when it
-    /// likes (`IB_POLL_DIRECT`) has no use for the call, and none is made.
+    /// The handler of a queue of the kernel is called when somebody has a work queue complete there, and not before:
+    /// the core sets it before what it needs ([`Gate`]). A queue that its consumer polls when it likes
+    /// (`IB_POLL_DIRECT`) has no use for the call, and none is made.
+    #[inline]
     pub fn complete(&self) {
+        if !self.own().pass() {
+            return;
+        }
         let cq = self.as_raw();
         // SAFETY: `&self` is a queue that is not freed. `__ib_alloc_cq` sets how it is polled before it
         // has the driver make it; queues of others have zero there. Nobody changes it.
         if unsafe { (*cq).poll_ctx } == bindings::ib_poll_context_IB_POLL_DIRECT {
             return;
         }
-        // SAFETY: `&self` is a queue that is not freed. `__ib_alloc_cq` sets handler and context after
-        // the driver made the queue; the caller has kept events back until somebody uses it, which is
-        // later. All others set them before. They do not change afterwards.
+        // SAFETY: `&self` is a queue that is not freed. The gate is open: handler and context were set before the
+        // driver made the queue, or a work queue was made to complete here, which takes a queue that
+        // `__ib_alloc_cq` has returned. They do not change afterwards.
         let (handler, context) = unsafe { ((*cq).comp_handler, (*cq).cq_context) };
         if let Some(handler) = handler {
             // SAFETY: A handler is called with its queue and the context that was set with it.
@@ -572,5 +629,27 @@ impl Completions<'_> {
         // INVARIANT: One more is written.
         self.len += 1;
         true
+    }
+}
+
+#[cfg(not(rdma_no_tests))]
+#[kunit_tests(rust_rdma_cq)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_before_the_consumer_is_ready_is_kept_until_it_is() {
+        let gate = Gate::default();
+        assert!(!gate.pass());
+        assert!(!gate.pass());
+        // However many there were, the consumer looks once.
+        assert!(gate.open());
+        assert!(gate.pass());
+        assert!(!gate.open());
+        assert!(gate.pass());
+
+        let gate = Gate::default();
+        assert!(!gate.open());
+        assert!(gate.pass());
     }
 }

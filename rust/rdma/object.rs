@@ -10,6 +10,7 @@
 //! about. [`ObjectRef`] is a counted reference for them: destroying an object ends by waiting until
 //! the last one is gone.
 
+use super::cq::Gate;
 use super::{
     AhOps, CqOps, Device, DmOps, Driver, MrOps, MwOps, PdOps, QpCounterOps, QpOps, SrqOps, Udata,
     UserOps, XrcOps,
@@ -60,6 +61,8 @@ pub unsafe trait Kind<D: Driver> {
     type Raw;
     /// The driver's data.
     type Data: Send + Sync;
+    /// What the abstractions themselves have to know of an object.
+    type Own: Default + Send + Sync;
 
     /// The device of an object.
     ///
@@ -70,13 +73,14 @@ pub unsafe trait Kind<D: Driver> {
 }
 
 macro_rules! kinds {
-    ($($ops:ident::$kind:ident is $raw:ident;)*) => {$(
+    ($($ops:ident::$kind:ident is $raw:ident with $own:ty;)*) => {$(
         // SAFETY: `device` returns the field of that name. The core sets it before it calls the
         // operation that creates the object; for regions `create_mr` does, for device memory
         // `create_dm`.
         unsafe impl<D: $ops> Kind<D> for kind::$kind {
             type Raw = bindings::$raw;
             type Data = D::$kind;
+            type Own = $own;
 
             unsafe fn device(raw: *const Self::Raw) -> *mut bindings::ib_device {
                 // SAFETY: The caller vouches that it can be read.
@@ -87,17 +91,17 @@ macro_rules! kinds {
 }
 
 kinds! {
-    UserOps::Ucontext is ib_ucontext;
-    PdOps::Pd is ib_pd;
-    CqOps::Cq is ib_cq;
-    QpOps::Qp is ib_qp;
-    MrOps::Mr is ib_mr;
-    AhOps::Ah is ib_ah;
-    SrqOps::Srq is ib_srq;
-    MwOps::Mw is ib_mw;
-    XrcOps::Xrcd is ib_xrcd;
-    DmOps::Dm is ib_dm;
-    QpCounterOps::Counter is rdma_counter;
+    UserOps::Ucontext is ib_ucontext with ();
+    PdOps::Pd is ib_pd with ();
+    CqOps::Cq is ib_cq with Gate;
+    QpOps::Qp is ib_qp with ();
+    MrOps::Mr is ib_mr with ();
+    AhOps::Ah is ib_ah with ();
+    SrqOps::Srq is ib_srq with ();
+    MwOps::Mw is ib_mw with ();
+    XrcOps::Xrcd is ib_xrcd with ();
+    DmOps::Dm is ib_dm with ();
+    QpCounterOps::Counter is rdma_counter with ();
 }
 
 /// A verbs object of kind `K` of a device driven by `D`.
@@ -113,6 +117,7 @@ pub struct Object<K: Kind<D>, D: Driver> {
     refs: Refcount,
     released: Opaque<bindings::completion>,
     initialised: UnsafeCell<bool>,
+    own: K::Own,
     data: UnsafeCell<MaybeUninit<K::Data>>,
 }
 
@@ -129,6 +134,8 @@ impl<K: Kind<D>, D: Driver> Object<K, D> {
     pub(super) const SIZE: usize = {
         assert!(core::mem::offset_of!(Self, raw) == 0);
         assert!(align_of::<Self>() <= align_of::<u64>());
+        // Nobody drops it.
+        assert!(!core::mem::needs_drop::<K::Own>());
         size_of::<Self>()
     };
 
@@ -155,6 +162,11 @@ impl<K: Kind<D>, D: Driver> Object<K, D> {
         self.raw.get()
     }
 
+    /// What the abstractions know of it.
+    pub(super) fn own(&self) -> &K::Own {
+        &self.own
+    }
+
     /// Prepares fresh zeroed memory for the driver to initialise.
     ///
     /// # Safety
@@ -165,6 +177,8 @@ impl<K: Kind<D>, D: Driver> Object<K, D> {
         let this = raw.cast::<Self>();
         // SAFETY: The caller vouches for memory of the right size that nobody else uses yet.
         unsafe { ptr::addr_of_mut!((*this).refs).write(Refcount::new(1)) };
+        // SAFETY: The caller vouches for memory of the right size that nobody else uses yet.
+        unsafe { ptr::addr_of_mut!((*this).own).write(K::Own::default()) };
         // SAFETY: The caller vouches for memory of the right size that nobody else uses yet and that stays.
         unsafe { bindings::init_completion(Opaque::cast_into(ptr::addr_of!((*this).released))) };
         // SAFETY: The caller vouches that the memory stays for `'a`. All fields except `data`,
@@ -373,6 +387,10 @@ impl<'a, K: Kind<D>, D: Driver> New<'a, K, D> {
 
     pub(super) fn as_raw(&self) -> *mut K::Raw {
         self.0.as_raw()
+    }
+
+    pub(super) fn own(&self) -> &K::Own {
+        self.0.own()
     }
 }
 

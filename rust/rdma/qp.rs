@@ -99,7 +99,10 @@ unsafe extern "C" fn create_qp<D: QpOps>(
         let dev = unsafe { Device::from_raw((*qp).device) };
         // SAFETY: `attr` is of the caller of `ib_create_qp_kernel` or `ib_create_qp_user`, who waits
         // and looks at it only afterwards; `qp` is what the core creates with it.
-        let mut attr = unsafe { QpInitAttr::new(&mut *attr, qp) };
+        let mut attr = unsafe { QpInitAttr::<D>::new(&mut *attr, qp) };
+        for cq in [attr.send_cq(), attr.recv_cq()].into_iter().flatten() {
+            cq.open();
+        }
         // SAFETY: `create_qp` of the core got `qp` from `rdma_zalloc_drv_obj_numa`: zeroed,
         // `size_ib_qp` bytes. It shows it to nobody before this returns. `udata` is null or that of
         // the uverbs command, which waits.

@@ -544,6 +544,38 @@ mod suite {
     }
 
     #[test]
+    fn a_handler_is_called_when_what_it_needs_is_there() -> Result {
+        for set_before in [true, false] {
+            let mut memory = Memory::<kind::Cq>::new()?;
+            let raw = memory.raw();
+            let set = || {
+                // SAFETY: The memory is as the core's, and nobody else looks at it.
+                unsafe { (*raw).comp_handler = Some(count_call) };
+            };
+            if set_before {
+                set();
+            }
+            // SAFETY: `memory` is as the core allocates it: zeroed, of the size of the object, and
+            // nobody else's.
+            let new = unsafe { Object::<kind::Cq, Minimal>::prepare(raw) };
+            new.open_where_ready();
+            let cq = new.init(())?;
+            // As `__ib_alloc_cq`, for which what the handler needs comes even later.
+            set();
+            let before = CALLS.load(Relaxed);
+            cq.complete();
+            assert_eq!(CALLS.load(Relaxed) - before, i32::from(set_before));
+            // Now somebody uses it, who is told what was kept.
+            cq.open();
+            assert_eq!(CALLS.load(Relaxed) - before, 1);
+            // SAFETY: The object was prepared above, nobody has a reference to it, and it is not used
+            // afterwards.
+            unsafe { Object::<kind::Cq, Minimal>::finish(raw) };
+        }
+        Ok(())
+    }
+
+    #[test]
     fn a_queue_that_is_polled_directly_is_never_completed() -> Result {
         let mut memory = Memory::<kind::Cq>::new()?;
         let raw = memory.raw();
@@ -553,6 +585,7 @@ mod suite {
             (*raw).poll_ctx = bindings::ib_poll_context_IB_POLL_DIRECT;
             Object::<kind::Cq, Minimal>::prepare(raw).init(())?
         };
+        cq.open();
         let before = CALLS.load(Relaxed);
         cq.complete();
         assert_eq!(CALLS.load(Relaxed), before);

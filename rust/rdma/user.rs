@@ -156,6 +156,7 @@ unsafe extern "C" fn create_user_cq<D: UserCqOps>(
         // nobody before this returns. `udata` is that of the command, which waits.
         unsafe {
             Cq::create_with(cq, udata, |new, udata| {
+                new.open_where_ready();
                 D::create_user_cq(dev, new, &attr, udata.ok_or(EINVAL)?)
             })
         }?;

@@ -71,7 +71,8 @@ unsafe extern "C" fn create_srq<D: XrcOps>(
             bindings::ib_srq_type_IB_SRQT_XRC => {
                 // SAFETY: `ib_create_srq_user` has just allocated the queue, and set its type and what
                 // it belongs to.
-                let extended = unsafe { ExtendedSrq::from_raw(srq) }.ok_or(EINVAL)?;
+                let extended = unsafe { ExtendedSrq::<D>::from_raw(srq) }.ok_or(EINVAL)?;
+                extended.cq.open();
                 // SAFETY: `ib_create_srq_user` has just allocated the queue; `udata` is null or that of the
                 // uverbs command, which waits.
                 unsafe {

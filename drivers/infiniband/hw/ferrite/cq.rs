@@ -83,9 +83,7 @@ use kernel::{
     },
     sync::{
         atomic::{
-            Acquire,
             Atomic,
-            Full,
             Relaxed, //
         },
         barrier::smp_mb, //
@@ -211,41 +209,6 @@ struct KernelQueue {
     polling: IrqSpinLock<Polling>,
 }
 
-/// Whether events of a queue are passed on to its consumer.
-///
-/// The core sets the handler of a kernel's queue before it makes what the handler needs
-/// (`__ib_alloc_cq`), after the driver has made the queue. Once a work queue is attached the
-/// consumer has the completion queue, which is complete then; what the device says before is kept
-/// until then.
-struct Gate(Atomic<u32>);
-
-impl Gate {
-    const CLOSED: u32 = 0;
-    const KNOCKED: u32 = 1;
-    const OPEN: u32 = 2;
-
-    const fn closed() -> Self {
-        Self(Atomic::new(Self::CLOSED))
-    }
-
-    const fn open() -> Self {
-        Self(Atomic::new(Self::OPEN))
-    }
-
-    /// Whether an event is to be passed on now; else it is kept.
-    #[inline]
-    fn pass(&self) -> bool {
-        // Pairs with the exchange in `unlock`: what the core made is seen.
-        self.0.load(Acquire) == Self::OPEN
-            || self.0.cmpxchg(Self::CLOSED, Self::KNOCKED, Full) == Err(Self::OPEN)
-    }
-
-    /// Lets events pass from now on; returns whether one was kept, which is to be passed on now.
-    fn unlock(&self) -> bool {
-        self.0.xchg(Self::OPEN, Full) == Self::KNOCKED
-    }
-}
-
 /// In place of the number of a processor or a handler: none.
 const NOWHERE: u32 = u32::MAX;
 
@@ -262,7 +225,6 @@ pub(crate) struct FerriteCq {
     object: DeviceObject,
     memory: QueueMemory<KernelQueue>,
     number: Number,
-    gate: Gate,
     #[pin]
     binding: SharedBinding,
     /// That of `binding`, or [`NOWHERE`], for those who may not sleep.
@@ -366,16 +328,10 @@ impl FerriteCq {
             cqn,
         )?;
         new.set_entries(1 << log_entries);
-        let gate = match udata {
-            None => Gate::closed(),
-            // The handler of a process's queue needs nothing that is made later.
-            Some(_) => Gate::open(),
-        };
         let cq = new.init(pin_init!(Self {
             object,
             memory,
             number,
-            gate,
             binding <- SharedBinding::new(first),
             handler: Atomic::new(number_of(handler)),
             follows: Atomic::new(number_of(first.follows)),
@@ -538,17 +494,8 @@ impl FerriteCq {
     /// as far as is known: one where a process consumes them. May be called from any context.
     #[inline]
     pub(crate) fn notify(cq: &Cq<Ferrite>) -> u32 {
-        if cq.gate.pass() {
-            cq.complete();
-        }
+        cq.complete();
         cq.progress.event()
-    }
-
-    /// A work queue completes here from now on: the consumer is ready for events.
-    pub(crate) fn unlock(cq: &Cq<Ferrite>) {
-        if cq.gate.unlock() {
-            cq.complete();
-        }
     }
 
     /// Lets completions of `qp` be found, where the kernel polls the queue.
@@ -559,7 +506,6 @@ impl FerriteCq {
             // The same queue pair, where both its queues complete here.
             drop(replaced);
         }
-        Self::unlock(cq);
         Ok(())
     }
 
@@ -908,23 +854,6 @@ mod tests {
         for change in bad {
             assert_eq!(check(change), Err(EINVAL));
         }
-    }
-
-    #[test]
-    fn an_event_before_the_consumer_is_ready_is_kept_until_it_is() {
-        let gate = Gate::closed();
-        assert!(!gate.pass());
-        assert!(!gate.pass());
-        // However many there were, the consumer looks once.
-        assert!(gate.unlock());
-        assert!(gate.pass());
-        assert!(!gate.unlock());
-        assert!(gate.pass());
-
-        let gate = Gate::closed();
-        assert!(!gate.unlock());
-        assert!(gate.pass());
-        assert!(Gate::open().pass());
     }
 
     #[test]

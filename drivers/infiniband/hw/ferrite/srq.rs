@@ -18,7 +18,6 @@ use crate::{
         UverbsSrqResponse,
         BLOCK_SIZE, //
     },
-    cq::FerriteCq,
     cqp::object,
     device::Ferrite,
     hardware::DeviceObject,
@@ -307,9 +306,6 @@ impl FerriteSrq {
             max_wr: Atomic::new(attr.max_wr),
             max_sge: attr.max_sge,
         }))?;
-        if let Some(extended) = extended {
-            FerriteCq::unlock(extended.cq);
-        }
         let found = srq.get_ref().ok_or(ENODEV)?;
         announce(&dev.hw.srqs, srqn, found, || match udata {
             Some(udata) => udata.respond(&UverbsSrqResponse { srqn, reserved: 0 }),
