@@ -3,12 +3,15 @@
 //! The other side of verbs: kernel users of RDMA devices (upper-layer protocols).
 //!
 //! A [`Client`] is called with every device there is, and every one that comes later. What it makes
-//! of a device lives at most as long as that call, which the lifetimes say.
+//! of a device holds a [`Lease`] of it: the call ends when the last one is gone.
 //!
-//! Work requests are owned by their queue pair, with the [`Buffer`]s and regions ([`Mr`]) that they
-//! use, until they complete; dropping a queue pair drains it first. [`Ticket::wait`] tells how one
-//! ended.
+//! Each object keeps what it needs: a region its domain and its memory, a queue pair its domain and its
+//! completion queue. Work requests are owned by their queue pair, with the [`Buffer`]s and regions ([`Mr`])
+//! that they use, until they complete; dropping a queue pair drains it first. [`Ticket::wait`] tells how one
+//! ended. Who forgets an object ([`core::mem::forget`]) loses memory, and a device that cannot be removed, but
+//! nothing is freed that somebody may still use.
 
+use super::consumer::Landlord;
 use super::{
     Access, DeviceName, Extensions, Gid, GidAttr, GidType, Mtu, QpCreateFlags, QpState, QpType,
     WcOpcode, WcStatus, REGISTER_SEND_OPCODE,
@@ -32,10 +35,10 @@ pub trait Client: 'static {
     /// The client's name.
     const NAME: &'static CStr;
 
-    /// A device is there. May sleep; the device stays until this returns.
+    /// A device is there. May sleep; the device stays until this returns and the last clone of the lease is gone.
     ///
     /// The core does not say which client it calls, so there is no `self`.
-    fn add(device: &Device<'_>) -> Result;
+    fn add(lease: &Lease) -> Result;
 }
 
 /// A client that the core knows, until this is dropped.
@@ -80,12 +83,10 @@ impl<T: Client> Registration<T> {
     /// To be called by the core as `add` of a client, with a device that is registered until this returns.
     unsafe extern "C" fn add(device: *mut bindings::ib_device) -> c_int {
         from_result(|| {
-            // INVARIANT: The caller vouches for the device; what `T::add` makes of it borrows it.
-            T::add(&Device {
-                raw: device,
-                client: T::NAME,
-                _p: PhantomData,
-            })?;
+            // SAFETY: The caller vouches that the device stays registered until this returns, before which the value
+            // is dropped.
+            let landlord = unsafe { Landlord::new(device, T::NAME)? };
+            T::add(&landlord.lease())?;
             Ok(0)
         })
     }
@@ -107,8 +108,6 @@ impl<T: Client> PinnedDrop for Registration<T> {
 /// `raw` is registered for `'a`.
 pub struct Device<'a> {
     raw: *mut bindings::ib_device,
-    /// Who uses it, as those see who list what it uses (`rdma res`).
-    client: &'static CStr,
     _p: PhantomData<&'a ()>,
 }
 
@@ -129,11 +128,10 @@ impl<'a> Device<'a> {
     /// # Safety
     ///
     /// `raw` has to be registered for `'a`.
-    pub(super) unsafe fn from_raw(raw: *mut bindings::ib_device, client: &'static CStr) -> Self {
+    pub(super) unsafe fn from_raw(raw: *mut bindings::ib_device) -> Self {
         // INVARIANT: The caller vouches for that.
         Self {
             raw,
-            client,
             _p: PhantomData,
         }
     }
@@ -217,80 +215,35 @@ impl<'a> Device<'a> {
     }
 }
 
-/// A client's protection domain.
-///
-/// # Invariants
-///
-/// `raw` is owned by this value.
-pub struct Pd<'a> {
-    raw: NonNull<bindings::ib_pd>,
-    client: &'static CStr,
-    _p: PhantomData<&'a Device<'a>>,
-}
-
-impl<'a> Pd<'a> {
-    /// Makes a protection domain.
-    pub fn new(device: &'a Device<'_>) -> Result<Self> {
-        let client = device.client;
-        // SAFETY: By the type invariant of `Device` it is registered for as long as the domain borrows it;
-        // the name is static.
-        let raw = unsafe { bindings::__ib_alloc_pd(device.raw, 0, client.as_char_ptr()) };
-        let raw = from_err_ptr(raw)?;
-        // INVARIANT: Made just now.
-        Ok(Self {
-            raw: NonNull::new(raw).ok_or(ENOMEM)?,
-            client,
-            _p: PhantomData,
-        })
-    }
-
-    /// The core's domain, which is there for as long as this is.
-    pub fn as_raw(&self) -> *mut bindings::ib_pd {
-        self.raw.as_ptr()
-    }
-
-    /// Its device.
-    fn device(&self) -> *mut bindings::ib_device {
-        // SAFETY: By the type invariant the domain is ours; its device does not change.
-        unsafe { self.raw.as_ref().device }
-    }
-
-    /// The key for all local memory, by DMA address.
-    pub fn local_dma_lkey(&self) -> u32 {
-        // SAFETY: By the type invariant the domain is ours; the key does not change.
-        unsafe { self.raw.as_ref().local_dma_lkey }
-    }
-}
-
-impl Drop for Pd<'_> {
-    fn drop(&mut self) {
-        // SAFETY: By the type invariant the domain is ours; what was made in it borrows it, and is
-        // gone.
-        unsafe { bindings::ib_dealloc_pd(self.raw.as_ptr()) }
-    }
-}
+pub use super::consumer::{Lease, Pd};
 
 /// A client's completion queue, served by a work queue of the core.
 ///
 /// # Invariants
 ///
-/// `raw` is owned by this value.
-pub struct Cq<'a> {
+/// `raw` is owned by this value, and of the device of `lease`.
+pub struct Cq {
     raw: NonNull<bindings::ib_cq>,
     /// Entries that no queue pair has taken.
-    left: Atomic<u32>,
-    _p: PhantomData<&'a Device<'a>>,
+    left: Arc<Atomic<u32>>,
+    // After the queue, which is freed by `drop`, before the fields are.
+    lease: Lease,
 }
 
+// SAFETY: `ib_free_cq` may be called by any task.
+unsafe impl Send for Cq {}
+// SAFETY: What is read of a completion queue does not change, but for the count, which is atomic.
+unsafe impl Sync for Cq {}
+
 /// Entries of a completion queue that a queue pair has taken for all that it may post: it never overflows.
-struct Room<'p> {
-    left: &'p Atomic<u32>,
+struct Room {
+    left: Arc<Atomic<u32>>,
     entries: u32,
 }
 
-impl<'p> Room<'p> {
+impl Room {
     /// Takes `entries` of those that are `left`; `EBUSY` where those are fewer.
-    fn take(left: &'p Atomic<u32>, entries: u64) -> Result<Self> {
+    fn take(left: Arc<Atomic<u32>>, entries: u64) -> Result<Self> {
         let entries = u32::try_from(entries).map_err(|_| EINVAL)?;
         let mut now = left.load(Relaxed);
         loop {
@@ -308,42 +261,43 @@ impl<'p> Room<'p> {
     }
 }
 
-impl Drop for Room<'_> {
+impl Drop for Room {
     fn drop(&mut self) {
         self.left.fetch_add(self.entries, Relaxed);
     }
 }
 
-impl<'a> Cq<'a> {
+impl Cq {
     /// Makes a completion queue, of which each queue pair takes as many entries as it may post requests, and two.
-    pub fn new(device: &'a Device<'_>, entries: u32, vector: u32) -> Result<Self> {
-        let left = Atomic::new(entries);
+    pub fn new(lease: &Lease, entries: u32, vector: u32) -> Result<Arc<Self>> {
+        let left = Arc::new(Atomic::new(entries), GFP_KERNEL)?;
         let entries = c_int::try_from(entries).map_err(|_| EINVAL)?;
         let vector = c_int::try_from(vector).map_err(|_| EINVAL)?;
-        // SAFETY: By the type invariant of `Device` it is registered for as long as the queue borrows it;
-        // the name is static.
+        // SAFETY: The device is registered for as long as there is a lease, which the queue has; the name is static.
         let raw = from_err_ptr(unsafe {
             bindings::__ib_alloc_cq(
-                device.raw,
+                lease.raw_device(),
                 ptr::null_mut(),
                 entries,
                 vector,
                 bindings::ib_poll_context_IB_POLL_WORKQUEUE,
-                device.client.as_char_ptr(),
+                lease.client().as_char_ptr(),
             )
         })?;
         // INVARIANT: Made just now.
-        Ok(Self {
+        let this = Self {
             raw: NonNull::new(raw).ok_or(ENOMEM)?,
             left,
-            _p: PhantomData,
-        })
+            lease: lease.clone(),
+        };
+        Ok(Arc::new(this, GFP_KERNEL)?)
     }
 }
 
-impl Drop for Cq<'_> {
+impl Drop for Cq {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant the queue is ours; queue pairs that use it borrow it, and are gone.
+        // SAFETY: By the type invariant the queue is ours; queue pairs that use it have a reference to it, and are
+        // gone. Its device is registered, since `lease` is dropped only after this.
         unsafe { bindings::ib_free_cq(self.raw.as_ptr()) }
     }
 }
@@ -352,51 +306,51 @@ impl Drop for Cq<'_> {
 ///
 /// # Invariants
 ///
-/// `cpu` is `length` bytes of memory at `dma` for the device, owned by this value: `virt`, or else
+/// `cpu` is `length` bytes of memory at `dma` for the device of `lease`, owned by this value: `virt`, or else
 /// coherent memory of the device that does the DMA.
-pub struct Buffer<'a> {
-    device: *mut bindings::ib_device,
+pub struct Buffer {
     cpu: NonNull<u8>,
     dma: u64,
     length: usize,
     /// Of a software device, which takes kernel addresses for DMA addresses.
     virt: Option<KVec<u8>>,
-    _p: PhantomData<&'a Device<'a>>,
+    // After the memory, which is freed by `drop`, before the fields are.
+    lease: Lease,
 }
 
 // SAFETY: The memory belongs to no task, and is freed by any.
-unsafe impl Send for Buffer<'_> {}
+unsafe impl Send for Buffer {}
 // SAFETY: The memory is read and written in single bytes, by volatile accesses, as the device may do at
 // any time itself.
-unsafe impl Sync for Buffer<'_> {}
+unsafe impl Sync for Buffer {}
 
-impl<'a> Buffer<'a> {
+impl Buffer {
     /// Allocates zeroed memory.
-    pub fn new(device: &'a Device<'_>, length: usize) -> Result<Arc<Self>> {
-        // SAFETY: By the type invariant the device is registered, so that it is not freed.
-        let is_virt = unsafe { bindings::ib_uses_virt_dma(device.raw) };
+    pub fn new(lease: &Lease, length: usize) -> Result<Arc<Self>> {
+        let device = lease.raw_device();
+        // SAFETY: The device is registered for as long as there is a lease.
+        let is_virt = unsafe { bindings::ib_uses_virt_dma(device) };
         let (cpu, dma, virt) = if is_virt {
             let mut memory = KVec::from_elem(0, length, GFP_KERNEL)?;
             let cpu: *mut u8 = memory.as_mut_ptr();
             (cpu, cpu as u64, Some(memory))
         } else {
             let mut dma = 0;
-            // SAFETY: By the type invariant the device is registered, so that the one that does its DMA is
+            // SAFETY: The device is registered for as long as there is a lease, so that the one that does its DMA is
             // bound; `dma` is a local.
             let cpu = unsafe {
-                let dev = (*device.raw).dma_device;
+                let dev = (*device).dma_device;
                 bindings::dma_alloc_attrs(dev, length, &mut dma, bindings::GFP_KERNEL, 0)
             };
             (cpu.cast(), dma, None)
         };
         // INVARIANT: Allocated just now.
         let this = Self {
-            device: device.raw,
             cpu: NonNull::new(cpu).ok_or(ENOMEM)?,
             dma,
             length,
             virt,
-            _p: PhantomData,
+            lease: lease.clone(),
         };
         Ok(Arc::new(this, GFP_KERNEL)?)
     }
@@ -435,17 +389,17 @@ impl<'a> Buffer<'a> {
     }
 }
 
-impl Drop for Buffer<'_> {
+impl Drop for Buffer {
     fn drop(&mut self) {
         if self.virt.is_some() {
             return;
         }
         // SAFETY: By the type invariant the memory came from `dma_alloc_attrs` for the device that does the
-        // DMA of this one, which is registered while this borrows it, with this length and no attributes.
+        // DMA of this one, which is registered while there is a lease, with this length and no attributes.
         // Whoever posted it holds a reference to this, so that no request uses it.
         unsafe {
             bindings::dma_free_attrs(
-                (*self.device).dma_device,
+                (*self.lease.raw_device()).dma_device,
                 self.length,
                 self.cpu.as_ptr().cast(),
                 self.dma,
@@ -462,48 +416,48 @@ impl Drop for Buffer<'_> {
 ///
 /// # Invariants
 ///
-/// `raw` is owned by this value.
-pub struct Mr<'p> {
+/// `raw` is owned by this value, and in the domain `pd`.
+pub struct Mr {
     raw: NonNull<bindings::ib_mr>,
-    buffer: Arc<Buffer<'p>>,
+    buffer: Arc<Buffer>,
+    pd: Arc<Pd>,
 }
 
 // SAFETY: `ib_dereg_mr_user` may be called by any task.
-unsafe impl Send for Mr<'_> {}
+unsafe impl Send for Mr {}
 // SAFETY: What changes of a region are its keys, whole words that are read and written as such.
-unsafe impl Sync for Mr<'_> {}
+unsafe impl Sync for Mr {}
 
-impl<'p> Mr<'p> {
+impl Mr {
     /// Makes a region and maps it to `buffer`. It has to be registered by work request
     /// ([`Op::Register`], [`Op::RegisterSend`]) before it can be used.
-    pub fn new(pd: &'p Pd<'_>, buffer: Arc<Buffer<'p>>) -> Result<Arc<Self>> {
+    pub fn new(pd: &Arc<Pd>, buffer: Arc<Buffer>) -> Result<Arc<Self>> {
         Self::with_page_size(pd, buffer, kernel::page::PAGE_SIZE as u32)
     }
 
     /// The same in pages of another size ([`Device::page_sizes`]).
     pub fn with_page_size(
-        pd: &'p Pd<'_>,
-        buffer: Arc<Buffer<'p>>,
+        pd: &Arc<Pd>,
+        buffer: Arc<Buffer>,
         page_size: u32,
     ) -> Result<Arc<Self>> {
         Self::make(pd, buffer, page_size, 0)
     }
 
     /// The same in pages of the usual size, with room for `pages` of them if the buffer has fewer.
-    pub fn with_room(pd: &'p Pd<'_>, buffer: Arc<Buffer<'p>>, pages: u32) -> Result<Arc<Self>> {
+    pub fn with_room(pd: &Arc<Pd>, buffer: Arc<Buffer>, pages: u32) -> Result<Arc<Self>> {
         Self::make(pd, buffer, kernel::page::PAGE_SIZE as u32, pages)
     }
 
     fn make(
-        pd: &'p Pd<'_>,
-        buffer: Arc<Buffer<'p>>,
+        pd: &Arc<Pd>,
+        buffer: Arc<Buffer>,
         page_size: u32,
         room: u32,
     ) -> Result<Arc<Self>> {
-        // SAFETY: `pd` borrows its device, which is registered meanwhile; its attributes do not change.
-        let sizes = unsafe { (*pd.device()).attrs.page_size_cap };
+        let sizes = pd.lease().device().page_sizes();
         let known = page_size.is_power_of_two() && sizes & u64::from(page_size) != 0;
-        if !known || !ptr::eq(buffer.device, pd.device()) {
+        if !known || !ptr::eq(buffer.lease.raw_device(), pd.lease().raw_device()) {
             return Err(EINVAL);
         }
         let length = u32::try_from(buffer.len()).map_err(|_| EINVAL)?;
@@ -513,7 +467,7 @@ impl<'p> Mr<'p> {
         // SAFETY: `pd` is borrowed, so that the domain is not freed.
         let raw = from_err_ptr(unsafe {
             bindings::ib_alloc_mr(
-                pd.raw.as_ptr(),
+                pd.as_raw(),
                 bindings::ib_mr_type_IB_MR_TYPE_MEM_REG,
                 pages.max(room),
             )
@@ -522,6 +476,7 @@ impl<'p> Mr<'p> {
         let this = Self {
             raw: NonNull::new(raw).ok_or(ENOMEM)?,
             buffer,
+            pd: pd.clone(),
         };
         this.map(length, page_size)?;
         Ok(Arc::new(this, GFP_KERNEL)?)
@@ -560,19 +515,13 @@ impl<'p> Mr<'p> {
     }
 
     /// The memory that it is mapped to.
-    pub fn buffer(&self) -> &Arc<Buffer<'p>> {
+    pub fn buffer(&self) -> &Arc<Buffer> {
         &self.buffer
     }
 
     /// Its device and domain.
     fn home(&self) -> Home {
-        // SAFETY: By the type invariant the region is ours; neither changes.
-        unsafe {
-            Home {
-                device: (*self.raw.as_ptr()).device,
-                pd: (*self.raw.as_ptr()).pd,
-            }
-        }
+        Home::of(&self.pd)
     }
 
     /// The key for peers, as of the last registration or [`Mr::renew_key`].
@@ -609,14 +558,16 @@ impl<'p> Mr<'p> {
     }
 }
 
-impl Drop for Mr<'_> {
+impl Drop for Mr {
     fn drop(&mut self) {
         // SAFETY: By the type invariant the region is ours, and ended here and nowhere else: no work
         // request has it, as the last reference goes. The memory goes after it.
         let ended = unsafe { bindings::ib_dereg_mr_user(self.raw.as_ptr(), ptr::null_mut()) };
         if ended != 0 {
-            // A device that did not let go may still use the memory: it is lost.
+            // A device that did not let go may still use the memory, and the core lists the region with its domain:
+            // both are lost.
             core::mem::forget(self.buffer.clone());
+            core::mem::forget(self.pd.clone());
         }
     }
 }
@@ -628,12 +579,21 @@ struct Home {
     pd: *mut bindings::ib_pd,
 }
 
+impl Home {
+    fn of(pd: &Pd) -> Self {
+        Self {
+            device: pd.lease().raw_device(),
+            pd: pd.as_raw(),
+        }
+    }
+}
+
 /// A place in the peer's memory.
 pub use super::Remote;
 
 /// What a send work request does.
 #[derive(Clone, Copy)]
-pub enum Op<'r, 'p> {
+pub enum Op<'r> {
     /// A message.
     Send,
     /// A message with immediate data.
@@ -651,11 +611,11 @@ pub enum Op<'r, 'p> {
     /// A fetch and add.
     FetchAdd(Remote, u64),
     /// The registration of a region. What is posted after it may use its key at once.
-    Register(&'r Arc<Mr<'p>>, Access),
+    Register(&'r Arc<Mr>, Access),
     /// The same, then a message, in one; see [`QpOptions::register_send`].
     RegisterSend {
         /// The region.
-        mr: &'r Arc<Mr<'p>>,
+        mr: &'r Arc<Mr>,
         /// What may be done to it.
         access: Access,
         /// A key of the peer that the message invalidates.
@@ -665,9 +625,9 @@ pub enum Op<'r, 'p> {
     Invalidate(u32),
 }
 
-impl<'r, 'p> Op<'r, 'p> {
+impl<'r> Op<'r> {
     /// The region that it registers, and the rights that it gives.
-    fn registers(&self) -> Option<(&'r Arc<Mr<'p>>, Access)> {
+    fn registers(&self) -> Option<(&'r Arc<Mr>, Access)> {
         match *self {
             Self::Register(mr, access) | Self::RegisterSend { mr, access, .. } => {
                 Some((mr, access))
@@ -679,13 +639,13 @@ impl<'r, 'p> Op<'r, 'p> {
 
 /// The local memory of a work request.
 #[derive(Clone)]
-pub enum Memory<'r, 'p> {
+pub enum Memory<'r> {
     /// None.
     None,
     /// Part of a buffer, which needs no registration.
-    Buffer(&'r Arc<Buffer<'p>>, Range<usize>),
+    Buffer(&'r Arc<Buffer>, Range<usize>),
     /// Part of a region, by the key that it has now.
-    Region(&'r Arc<Mr<'p>>, Range<usize>),
+    Region(&'r Arc<Mr>, Range<usize>),
 }
 
 /// How a work request ended.
@@ -708,32 +668,32 @@ pub struct Outcome {
 /// Room for one work request that is not complete yet.
 #[repr(C)]
 #[pin_data]
-struct Slot<'p> {
+struct Slot {
     // First, because the core hands this part back.
     cqe: Opaque<bindings::ib_cqe>,
     busy: Atomic<bool>,
     outcome: UnsafeCell<Option<Outcome>>,
-    held: UnsafeCell<Held<'p>>,
+    held: UnsafeCell<Held>,
     #[pin]
     done: Completion,
 }
 
 /// What a work request uses, and has to stay until it is complete.
 #[derive(Default)]
-struct Held<'p> {
-    _buffer: Option<Arc<Buffer<'p>>>,
-    _region: Option<Arc<Mr<'p>>>,
-    _registered: Option<Arc<Mr<'p>>>,
+struct Held {
+    _buffer: Option<Arc<Buffer>>,
+    _region: Option<Arc<Mr>>,
+    _registered: Option<Arc<Mr>>,
 }
 
 // SAFETY: `outcome` belongs to whoever took the slot, then to the completion handler, then to whoever
 // waits for it; `held` to whoever took the slot, then to whoever waits for it, and in the end to who
 // drops the queue pair. `busy` and `done` order these.
-unsafe impl Send for Slot<'_> {}
+unsafe impl Send for Slot {}
 // SAFETY: `outcome` and `held` are reached only by whose turn it is, which `busy` and `done` order.
-unsafe impl Sync for Slot<'_> {}
+unsafe impl Sync for Slot {}
 
-impl<'p> Slot<'p> {
+impl Slot {
     fn new() -> impl PinInit<Self> {
         let mut cqe: bindings::ib_cqe = pin_init::zeroed();
         cqe.done = Some(Self::complete);
@@ -778,11 +738,11 @@ impl<'p> Slot<'p> {
 }
 
 /// A work request that was posted.
-pub struct Ticket<'q, 'p> {
-    slot: &'q Slot<'p>,
+pub struct Ticket<'q> {
+    slot: &'q Slot,
 }
 
-impl Ticket<'_, '_> {
+impl Ticket<'_> {
     /// Whether the request is complete.
     pub fn is_complete(&self) -> bool {
         self.slot.done.is_done()
@@ -868,25 +828,26 @@ pub struct Peer {
 ///
 /// # Invariants
 ///
-/// `raw` is owned by this value.
-pub struct Qp<'p> {
+/// `raw` is owned by this value, in the domain `pd`, and completes to `cq`.
+pub struct Qp {
     raw: NonNull<bindings::ib_qp>,
-    home: Home,
+    pd: Arc<Pd>,
+    cq: Arc<Cq>,
     lkey: u32,
     extensions: Extensions,
     options: QpOptions,
     /// Whether it left the reset state, before which nothing can be posted.
     used: Atomic<bool>,
-    sends: Slots<'p>,
-    recvs: Slots<'p>,
-    _room: Room<'p>,
+    sends: Slots,
+    recvs: Slots,
+    _room: Room,
 }
 
 /// Room for work requests of one queue: no more are posted to it, so that it has room for the one that drains
 /// it.
-struct Slots<'p>(KVec<Pin<KBox<Slot<'p>>>>);
+struct Slots(KVec<Pin<KBox<Slot>>>);
 
-impl<'p> Slots<'p> {
+impl Slots {
     fn new(count: u32) -> Result<Self> {
         let mut slots = KVec::with_capacity(count as usize, GFP_KERNEL)?;
         for _ in 0..count {
@@ -901,7 +862,7 @@ impl<'p> Slots<'p> {
     }
 
     /// Takes a slot for a request that holds what it uses; `EBUSY` where there is none.
-    fn take(&self, held: Held<'p>) -> Result<&Slot<'p>> {
+    fn take(&self, held: Held) -> Result<&Slot> {
         let slot = self
             .0
             .iter()
@@ -913,33 +874,28 @@ impl<'p> Slots<'p> {
     }
 }
 
-impl<'p> Qp<'p> {
+impl Qp {
     /// Makes a queue pair for a reliable connection.
-    pub fn new(pd: &'p Pd<'_>, cq: &'p Cq<'_>, limits: QpLimits) -> Result<Self> {
+    pub fn new(pd: &Arc<Pd>, cq: &Arc<Cq>, limits: QpLimits) -> Result<Self> {
         Self::with_options(pd, cq, limits, QpOptions::default())
     }
 
     /// The same with options; `EOPNOTSUPP` where the device does not have them, `EBUSY` where `cq` has no room left for
     /// the completions.
     pub fn with_options(
-        pd: &'p Pd<'_>,
-        cq: &'p Cq<'_>,
+        pd: &Arc<Pd>,
+        cq: &Arc<Cq>,
         limits: QpLimits,
         options: QpOptions,
     ) -> Result<Self> {
-        let home = Home {
-            device: pd.device(),
-            pd: pd.raw.as_ptr(),
-        };
-        // SAFETY: `pd` is borrowed, and does not outlive its device, whose attributes do not change.
-        let extensions = Extensions::of(unsafe { &(*home.device).attrs });
+        let extensions = pd.lease().device().extensions();
         let (needed, flags) = options.needs();
         if !extensions.contains(needed) {
             return Err(eopnotsupp());
         }
         // With those that drain it.
         let requests = u64::from(limits.sends) + u64::from(limits.recvs) + 2;
-        let room = Room::take(&cq.left, requests)?;
+        let room = Room::take(cq.left.clone(), requests)?;
         let (sends, recvs) = (Slots::new(limits.sends)?, Slots::new(limits.recvs)?);
         let mut attr: bindings::ib_qp_init_attr = pin_init::zeroed();
         attr.send_cq = cq.raw.as_ptr();
@@ -952,15 +908,17 @@ impl<'p> Qp<'p> {
         attr.cap.max_recv_wr = limits.recvs.saturating_add(1);
         attr.cap.max_send_sge = 1;
         attr.cap.max_recv_sge = 1;
-        // SAFETY: Protection domain and completion queue are borrowed for longer than the queue pair; the
+        let client = pd.lease().client().as_char_ptr();
+        // SAFETY: The queue pair keeps protection domain and completion queue for as long as it is there; the
         // attributes are a local, and the name is static.
         let raw = from_err_ptr(unsafe {
-            bindings::ib_create_qp_kernel(pd.raw.as_ptr(), &mut attr, pd.client.as_char_ptr())
+            bindings::ib_create_qp_kernel(pd.as_raw(), &mut attr, client)
         })?;
         // INVARIANT: Made just now.
         Ok(Self {
             raw: NonNull::new(raw).ok_or(ENOMEM)?,
-            home,
+            pd: pd.clone(),
+            cq: cq.clone(),
             lkey: pd.local_dma_lkey(),
             extensions,
             options,
@@ -1080,7 +1038,7 @@ impl<'p> Qp<'p> {
         )
     }
 
-    fn give_back(slot: &Slot<'p>) {
+    fn give_back(slot: &Slot) {
         // SAFETY: `busy` was set by us and nothing was posted, so that no handler uses the slot.
         unsafe { *slot.held.get() = Held::default() };
         slot.busy.store(false, Release);
@@ -1088,7 +1046,7 @@ impl<'p> Qp<'p> {
 
     /// Part of a buffer, by a key of which its first byte has the address `start`.
     fn sge(
-        buffer: &Buffer<'_>,
+        buffer: &Buffer,
         range: &Range<usize>,
         start: u64,
         lkey: u32,
@@ -1104,16 +1062,16 @@ impl<'p> Qp<'p> {
     }
 
     /// Part of a buffer, which needs no registration.
-    fn buffer_sge(&self, buffer: &Buffer<'_>, range: &Range<usize>) -> Result<bindings::ib_sge> {
-        if !ptr::eq(buffer.device, self.home.device) {
+    fn buffer_sge(&self, buffer: &Buffer, range: &Range<usize>) -> Result<bindings::ib_sge> {
+        if !ptr::eq(buffer.lease.raw_device(), self.pd.lease().raw_device()) {
             return Err(EINVAL);
         }
         Self::sge(buffer, range, buffer.dma, self.lkey)
     }
 
     /// `EINVAL` for a region that the queue pair cannot use: of another device or domain.
-    fn check_region(&self, mr: &Mr<'_>) -> Result {
-        if mr.home() == self.home {
+    fn check_region(&self, mr: &Mr) -> Result {
+        if mr.home() == Home::of(&self.pd) {
             Ok(())
         } else {
             Err(EINVAL)
@@ -1123,9 +1081,9 @@ impl<'p> Qp<'p> {
     /// Checks what a request does and with what; gives what it holds, and its entry if it has one.
     fn prepare(
         &self,
-        op: &Op<'_, 'p>,
-        memory: &Memory<'_, 'p>,
-    ) -> Result<(Held<'p>, Option<bindings::ib_sge>)> {
+        op: &Op<'_>,
+        memory: &Memory<'_>,
+    ) -> Result<(Held, Option<bindings::ib_sge>)> {
         let registered = match op.registers() {
             Some((mr, access)) => {
                 self.check_region(mr)?;
@@ -1161,7 +1119,7 @@ impl<'p> Qp<'p> {
     }
 
     /// Posts a receive into `range` of `buffer`.
-    pub fn recv(&self, buffer: &Arc<Buffer<'p>>, range: Range<usize>) -> Result<Ticket<'_, 'p>> {
+    pub fn recv(&self, buffer: &Arc<Buffer>, range: Range<usize>) -> Result<Ticket<'_>> {
         let mut sge = self.buffer_sge(buffer, &range)?;
         let slot = self.recvs.take(Held {
             _buffer: Some(buffer.clone()),
@@ -1183,7 +1141,7 @@ impl<'p> Qp<'p> {
     }
 
     /// Posts a send work request with local memory.
-    pub fn send(&self, op: Op<'_, 'p>, memory: Memory<'_, 'p>) -> Result<Ticket<'_, 'p>> {
+    pub fn send(&self, op: Op<'_>, memory: Memory<'_>) -> Result<Ticket<'_>> {
         let [ticket] = self.send_all([(op, memory)])?;
         Ok(ticket)
     }
@@ -1192,8 +1150,8 @@ impl<'p> Qp<'p> {
     /// refused those before it are carried out, and there is no ticket for any.
     pub fn send_all<const N: usize>(
         &self,
-        posts: [(Op<'_, 'p>, Memory<'_, 'p>); N],
-    ) -> Result<[Ticket<'_, 'p>; N]> {
+        posts: [(Op<'_>, Memory<'_>); N],
+    ) -> Result<[Ticket<'_>; N]> {
         self.post(posts, None)
     }
 
@@ -1207,9 +1165,9 @@ impl<'p> Qp<'p> {
     pub unsafe fn register_under(
         &self,
         key: u32,
-        mr: &Arc<Mr<'p>>,
+        mr: &Arc<Mr>,
         access: Access,
-    ) -> Result<Ticket<'_, 'p>> {
+    ) -> Result<Ticket<'_>> {
         let post = (Op::Register(mr, access), Memory::None);
         let [ticket] = self.post([post], Some(key))?;
         Ok(ticket)
@@ -1219,10 +1177,10 @@ impl<'p> Qp<'p> {
     /// of their region.
     fn post<const N: usize>(
         &self,
-        posts: [(Op<'_, 'p>, Memory<'_, 'p>); N],
+        posts: [(Op<'_>, Memory<'_>); N],
         key: Option<u32>,
-    ) -> Result<[Ticket<'_, 'p>; N]> {
-        let any: &Slot<'p> = self.sends.0.first().ok_or(EBUSY)?;
+    ) -> Result<[Ticket<'_>; N]> {
+        let any: &Slot = self.sends.0.first().ok_or(EBUSY)?;
         let mut slots = [any; N];
         let mut sges: [Option<bindings::ib_sge>; N] = [const { None }; N];
         for (at, (op, memory)) in posts.iter().enumerate() {
@@ -1263,7 +1221,7 @@ impl<'p> Qp<'p> {
     }
 }
 
-impl Drop for Qp<'_> {
+impl Drop for Qp {
     fn drop(&mut self) {
         // There is no way from reset to error, which draining takes.
         if self.used.load(Acquire) {
@@ -1278,6 +1236,9 @@ impl Drop for Qp<'_> {
             self.sends.leak();
             self.recvs.leak();
             self._room.leak();
+            // The core lists it, with its domain, and it may still complete something.
+            core::mem::forget(self.pd.clone());
+            core::mem::forget(self.cq.clone());
         }
     }
 }
@@ -1292,7 +1253,7 @@ enum Request {
 
 impl Request {
     /// The form of an operation; a registration is under `key`, or that of its region.
-    fn new(op: &Op<'_, '_>, key: Option<u32>) -> Self {
+    fn new(op: &Op<'_>, key: Option<u32>) -> Self {
         use bindings as b;
 
         let plain = |opcode, ex: u32| {
@@ -1318,7 +1279,7 @@ impl Request {
             wr.swap = swap;
             Self::Atomic(wr)
         };
-        let register = |opcode, ex, mr: &Mr<'_>, access: Access| {
+        let register = |opcode, ex, mr: &Mr, access: Access| {
             let mut wr: b::ib_reg_wr = pin_init::zeroed();
             wr.wr = plain(opcode, ex);
             wr.mr = mr.raw.as_ptr();
@@ -1412,21 +1373,21 @@ mod tests {
 
     #[test]
     fn a_completion_queue_has_room_for_all_that_may_be_posted() -> Result {
-        let left = Atomic::new(10);
-        let room = Room::take(&left, 6)?;
-        assert_eq!(Room::take(&left, 5).err(), Some(EBUSY));
-        let rest = Room::take(&left, 4)?;
-        assert_eq!(Room::take(&left, 1).err(), Some(EBUSY));
+        let left = Arc::new(Atomic::new(10), GFP_KERNEL)?;
+        let room = Room::take(left.clone(), 6)?;
+        assert_eq!(Room::take(left.clone(), 5).err(), Some(EBUSY));
+        let rest = Room::take(left.clone(), 4)?;
+        assert_eq!(Room::take(left.clone(), 1).err(), Some(EBUSY));
         drop(room);
         assert_eq!(left.load(Relaxed), 6);
         drop(rest);
         assert_eq!(left.load(Relaxed), 10);
         // What a queue pair has that could not be destroyed is nobody else's.
-        let mut room = Room::take(&left, 6)?;
+        let mut room = Room::take(left.clone(), 6)?;
         room.leak();
         drop(room);
         assert_eq!(left.load(Relaxed), 4);
-        assert_eq!(Room::take(&left, 1 << 32).err(), Some(EINVAL));
+        assert_eq!(Room::take(left.clone(), 1 << 32).err(), Some(EINVAL));
         Ok(())
     }
 }

@@ -7,7 +7,7 @@
 //! byte and completion, and logs
 //!
 //! ```text
-//! ferrite_sample: N passed, M failed
+//! rust_rdma_loop: N passed, M failed
 //! ```
 //!
 //! Loading fails if there was nothing to test with or anything failed. What a device need not have
@@ -28,7 +28,7 @@ pub mod kernel_ext;
 pub mod rdma;
 
 use rdma::ulp::{
-    self, Buffer, Client, Cq, Device, Memory, Mr, Op, Outcome, Pd, Peer, Qp, QpLimits, QpOptions,
+    self, Buffer, Client, Cq, Lease, Memory, Mr, Op, Outcome, Pd, Peer, Qp, QpLimits, QpOptions,
     Remote, Ticket,
 };
 use rdma::{Access, Extensions, QpState, WcOpcode, WcStatus};
@@ -78,41 +78,42 @@ fn good(outcome: Outcome) -> Result<Outcome> {
 /// A request that ended as it should.
 fn expect(outcome: Outcome, status: WcStatus) -> Result<Outcome> {
     if outcome.status != status {
-        pr_err!("ferrite_sample: {:?} instead of {:?}\n", outcome, status);
+        pr_err!("{:?} instead of {:?}\n", outcome, status);
         return Err(EIO);
     }
     Ok(outcome)
 }
 
 /// Two connected queue pairs with a buffer each.
-struct Pair<'p> {
-    near: Qp<'p>,
-    far: Qp<'p>,
-    source: Arc<Buffer<'p>>,
-    sink: Arc<Buffer<'p>>,
-    device: &'p Device<'p>,
-    pd: &'p Pd<'p>,
+struct Pair {
+    near: Qp,
+    far: Qp,
+    source: Arc<Buffer>,
+    sink: Arc<Buffer>,
+    lease: Lease,
+    pd: Arc<Pd>,
 }
 
-impl<'p> Pair<'p> {
+impl Pair {
     fn new(
-        device: &'p Device<'p>,
-        pd: &'p Pd<'p>,
-        cq: &'p Cq<'p>,
+        lease: &Lease,
+        pd: &Arc<Pd>,
+        cq: &Arc<Cq>,
         limits: QpLimits,
         options: QpOptions,
     ) -> Result<Self> {
         let pair = Self {
             near: Qp::with_options(pd, cq, limits, options)?,
             far: Qp::with_options(pd, cq, limits, options)?,
-            source: Buffer::new(device, BUFFER)?,
-            sink: Buffer::new(device, BUFFER)?,
-            device,
-            pd,
+            source: Buffer::new(lease, BUFFER)?,
+            sink: Buffer::new(lease, BUFFER)?,
+            lease: lease.clone(),
+            pd: pd.clone(),
         };
+        let device = lease.device();
         let (sgid_index, gid, mac) = device.roce_v2_gid(PORT)?;
         let mtu = device.port(PORT)?.active_mtu;
-        let peer = |qp: &Qp<'_>| Peer {
+        let peer = |qp: &Qp| Peer {
             qp_num: qp.number(),
             gid,
             mac,
@@ -125,42 +126,42 @@ impl<'p> Pair<'p> {
     }
 
     /// Registers the sink, so that the near side can reach it.
-    fn expose(&self, access: Access) -> Result<Arc<Mr<'p>>> {
-        let mr = Mr::new(self.pd, self.sink.clone())?;
+    fn expose(&self, access: Access) -> Result<Arc<Mr>> {
+        let mr = Mr::new(&self.pd, self.sink.clone())?;
         register(&self.far, &mr, access)?;
         Ok(mr)
     }
 
     /// Does a request of the near side with `range` of the source.
-    fn run(&self, op: Op<'_, 'p>, range: Range<usize>) -> Result<Outcome> {
+    fn run(&self, op: Op<'_>, range: Range<usize>) -> Result<Outcome> {
         self.near
             .send(op, Memory::Buffer(&self.source, range))?
             .wait(patience())
     }
 
     /// A region of the near side that is not registered yet, with memory of its own.
-    fn near_region(&self, pages: usize) -> Result<Arc<Mr<'p>>> {
-        let buffer = Buffer::new(self.device, pages * kernel::page::PAGE_SIZE)?;
-        Mr::new(self.pd, buffer)
+    fn near_region(&self, pages: usize) -> Result<Arc<Mr>> {
+        let buffer = Buffer::new(&self.lease, pages * kernel::page::PAGE_SIZE)?;
+        Mr::new(&self.pd, buffer)
     }
 }
 
 /// Registers a region, and waits until it is.
-fn register<'p>(qp: &Qp<'p>, mr: &Arc<Mr<'p>>, access: Access) -> Result {
+fn register(qp: &Qp, mr: &Arc<Mr>, access: Access) -> Result {
     let registered = qp.send(Op::Register(mr, access), Memory::None)?;
     good(registered.wait(patience())?)?;
     Ok(())
 }
 
 /// The sink from `offset` on, as the near side has to name it.
-fn remote(mr: &Mr<'_>, offset: usize) -> Remote {
+fn remote(mr: &Mr, offset: usize) -> Remote {
     Remote {
         addr: mr.iova() + offset as u64,
         rkey: mr.rkey(),
     }
 }
 
-fn sends_arrive(pair: &Pair<'_>) -> Result {
+fn sends_arrive(pair: &Pair) -> Result {
     for length in LENGTHS {
         pair.source.fill(pattern(length));
         pair.sink.fill(|_| 0);
@@ -178,14 +179,14 @@ fn sends_arrive(pair: &Pair<'_>) -> Result {
     Ok(())
 }
 
-fn immediate_data_arrives(pair: &Pair<'_>) -> Result {
+fn immediate_data_arrives(pair: &Pair) -> Result {
     let recv = pair.far.recv(&pair.sink, 0..64)?;
     good(pair.run(Op::SendWithImm(0x1234_5678), 0..64)?)?;
     let outcome = good(recv.wait(patience())?)?;
     check(outcome.imm_data == Some(0x1234_5678))
 }
 
-fn sends_and_receives_have_room_of_their_own(pair: &Pair<'_>) -> Result {
+fn sends_and_receives_have_room_of_their_own(pair: &Pair) -> Result {
     // The peer has nothing to receive them with, so that they stay until the connection ends.
     let send = || pair.near.send(Op::Send, Memory::Buffer(&pair.source, 0..8));
     for _ in 0..DEPTH {
@@ -199,7 +200,7 @@ fn sends_and_receives_have_room_of_their_own(pair: &Pair<'_>) -> Result {
     check(recv().err() == Some(EBUSY))
 }
 
-fn many_requests_complete(pair: &Pair<'_>) -> Result {
+fn many_requests_complete(pair: &Pair) -> Result {
     pair.source.fill(pattern(5));
     pair.sink.fill(|_| 0);
     let piece = |index: usize| index * 64..index * 64 + 64;
@@ -220,7 +221,7 @@ fn many_requests_complete(pair: &Pair<'_>) -> Result {
     check(pair.sink.first_difference(0..end, pattern(5)).is_none())
 }
 
-fn writes_land_where_they_should(pair: &Pair<'_>) -> Result {
+fn writes_land_where_they_should(pair: &Pair) -> Result {
     let mr = pair.expose(all_access())?;
     for length in LENGTHS {
         let offset = (BUFFER - length).min(4093);
@@ -244,7 +245,7 @@ fn writes_land_where_they_should(pair: &Pair<'_>) -> Result {
     Ok(())
 }
 
-fn writes_with_immediate_consume_a_receive(pair: &Pair<'_>) -> Result {
+fn writes_with_immediate_consume_a_receive(pair: &Pair) -> Result {
     let mr = pair.expose(all_access())?;
     pair.source.fill(pattern(9));
     pair.sink.fill(|_| 0);
@@ -255,7 +256,7 @@ fn writes_with_immediate_consume_a_receive(pair: &Pair<'_>) -> Result {
     check(pair.sink.first_difference(0..5000, pattern(9)).is_none())
 }
 
-fn reads_fetch_the_peers_memory(pair: &Pair<'_>) -> Result {
+fn reads_fetch_the_peers_memory(pair: &Pair) -> Result {
     let mr = pair.expose(all_access())?;
     for length in LENGTHS {
         pair.sink.fill(pattern(length + 2));
@@ -276,7 +277,7 @@ fn reads_fetch_the_peers_memory(pair: &Pair<'_>) -> Result {
 }
 
 /// The eight bytes at the start of a buffer.
-fn word(buffer: &Buffer<'_>) -> u64 {
+fn word(buffer: &Buffer) -> u64 {
     let mut bytes = [0; 8];
     for (index, byte) in bytes.iter_mut().enumerate() {
         *byte = buffer.byte(index).unwrap_or(0);
@@ -284,8 +285,8 @@ fn word(buffer: &Buffer<'_>) -> u64 {
     u64::from_ne_bytes(bytes)
 }
 
-fn atomics_are_done_once_and_return_what_was_there(pair: &Pair<'_>) -> Result {
-    if !pair.device.has_atomics() {
+fn atomics_are_done_once_and_return_what_was_there(pair: &Pair) -> Result {
+    if !pair.lease.device().has_atomics() {
         return Ok(());
     }
     let mr = pair.expose(all_access())?;
@@ -300,7 +301,7 @@ fn atomics_are_done_once_and_return_what_was_there(pair: &Pair<'_>) -> Result {
     check(word(&pair.source) == 30 && word(&pair.sink) == 99)
 }
 
-fn send_with_invalidate_ends_the_peers_region(pair: &Pair<'_>) -> Result {
+fn send_with_invalidate_ends_the_peers_region(pair: &Pair) -> Result {
     let mr = pair.expose(all_access())?;
     let recv = pair.far.recv(&pair.sink, 0..16)?;
     good(pair.run(Op::SendWithInvalidate(mr.rkey()), 0..16)?)?;
@@ -313,7 +314,7 @@ fn send_with_invalidate_ends_the_peers_region(pair: &Pair<'_>) -> Result {
     Ok(())
 }
 
-fn a_region_may_be_registered_again_under_another_key(pair: &Pair<'_>) -> Result {
+fn a_region_may_be_registered_again_under_another_key(pair: &Pair) -> Result {
     let mr = pair.expose(all_access())?;
     for _ in 0..4 {
         let old = mr.rkey();
@@ -333,7 +334,7 @@ fn a_region_may_be_registered_again_under_another_key(pair: &Pair<'_>) -> Result
     check(pair.sink.first_difference(0..BUFFER, |_| 0).is_none())
 }
 
-fn what_is_not_allowed_is_refused(pair: &Pair<'_>) -> Result {
+fn what_is_not_allowed_is_refused(pair: &Pair) -> Result {
     let mr = pair.expose(Access::LOCAL_WRITE | Access::REMOTE_READ)?;
     pair.sink.fill(|_| 0);
     pair.source.fill(|_| 1);
@@ -346,7 +347,7 @@ fn what_is_not_allowed_is_refused(pair: &Pair<'_>) -> Result {
     check(pair.sink.first_difference(0..BUFFER, |_| 0).is_none())
 }
 
-fn beyond_the_region_is_refused(pair: &Pair<'_>) -> Result {
+fn beyond_the_region_is_refused(pair: &Pair) -> Result {
     let mr = pair.expose(all_access())?;
     pair.sink.fill(|_| 0);
     pair.source.fill(|_| 1);
@@ -362,7 +363,7 @@ fn beyond_the_region_is_refused(pair: &Pair<'_>) -> Result {
     check(pair.sink.first_difference(0..BUFFER, |_| 0).is_none())
 }
 
-fn a_message_longer_than_the_receive_fails_at_both_ends(pair: &Pair<'_>) -> Result {
+fn a_message_longer_than_the_receive_fails_at_both_ends(pair: &Pair) -> Result {
     let recv = pair.far.recv(&pair.sink, 0..100)?;
     expect(pair.run(Op::Send, 0..101)?, WcStatus::RemoteInvalidRequest)?;
     expect(recv.wait(patience())?, WcStatus::LocalLength)?;
@@ -371,7 +372,7 @@ fn a_message_longer_than_the_receive_fails_at_both_ends(pair: &Pair<'_>) -> Resu
 
 /// The key of a region that is registered may be used before the registration is complete: by what
 /// is posted after it, and by the peer that is told of it.
-fn a_region_is_used_before_its_registration_is_complete(pair: &Pair<'_>) -> Result {
+fn a_region_is_used_before_its_registration_is_complete(pair: &Pair) -> Result {
     const LENGTH: usize = 3 * 4096 + 17;
     let exposed = pair.expose(all_access())?;
     for seed in 0..4 {
@@ -412,7 +413,7 @@ fn a_region_is_used_before_its_registration_is_complete(pair: &Pair<'_>) -> Resu
 const OFFER: usize = 16;
 
 /// Writes where a region is to the start of a buffer.
-fn write_offer(buffer: &Buffer<'_>, mr: &Mr<'_>) {
+fn write_offer(buffer: &Buffer, mr: &Mr) {
     let (address, key) = (mr.iova().to_le_bytes(), mr.rkey().to_le_bytes());
     buffer.fill(|index| match index {
         0..8 => address[index],
@@ -422,7 +423,7 @@ fn write_offer(buffer: &Buffer<'_>, mr: &Mr<'_>) {
 }
 
 /// What such a message says.
-fn read_offer(buffer: &Buffer<'_>) -> Remote {
+fn read_offer(buffer: &Buffer) -> Remote {
     let byte = |index| buffer.byte(index).unwrap_or(0);
     Remote {
         addr: u64::from_le_bytes(core::array::from_fn(byte)),
@@ -432,7 +433,7 @@ fn read_offer(buffer: &Buffer<'_>) -> Remote {
 
 /// One work request registers memory and offers it; the peer reads or writes it, and ends the offer
 /// with its answer.
-fn an_offer_is_one_request_and_ends_with_the_answer(pair: &Pair<'_>) -> Result {
+fn an_offer_is_one_request_and_ends_with_the_answer(pair: &Pair) -> Result {
     const LENGTH: usize = 2 * 4096;
     let mr = pair.near_region(2)?;
     let mut old = None;
@@ -497,7 +498,7 @@ fn an_offer_is_one_request_and_ends_with_the_answer(pair: &Pair<'_>) -> Result {
 }
 
 /// The message of one may invalidate something at the peer, as any other.
-fn an_offer_may_answer_an_offer(pair: &Pair<'_>) -> Result {
+fn an_offer_may_answer_an_offer(pair: &Pair) -> Result {
     let exposed = pair.expose(all_access())?;
     let mr = pair.near_region(1)?;
     let recv = pair.far.recv(&pair.sink, 0..OFFER)?;
@@ -539,11 +540,11 @@ const PAGES: usize = 8;
 
 /// Posts a registration of `mr`, which is not registered, that fails. Those that make it fail are to be
 /// kept until it has.
-fn post_failing<'q, 'p>(
-    pair: &'q Pair<'p>,
+fn post_failing<'q>(
+    pair: &'q Pair,
     cause: Cause,
-    mr: &Arc<Mr<'p>>,
-) -> Result<(Ticket<'q, 'p>, Option<Arc<Mr<'p>>>)> {
+    mr: &Arc<Mr>,
+) -> Result<(Ticket<'q>, Option<Arc<Mr>>)> {
     let near = &pair.near;
     match cause {
         Cause::NoSuchKey => {
@@ -570,7 +571,7 @@ fn post_failing<'q, 'p>(
 }
 
 /// What the near side does to show that it works: registers a region and has the far side write to it.
-fn registers_and_is_written_to<'p>(pair: &Pair<'p>, mr: &Arc<Mr<'p>>, seed: usize) -> Result {
+fn registers_and_is_written_to(pair: &Pair, mr: &Arc<Mr>, seed: usize) -> Result {
     register(&pair.near, mr, all_access())?;
     pair.sink.fill(pattern(seed));
     let memory = Memory::Buffer(&pair.sink, 0..4096);
@@ -585,7 +586,7 @@ fn registers_and_is_written_to<'p>(pair: &Pair<'p>, mr: &Arc<Mr<'p>>, seed: usiz
 
 /// A failed registration stops the send queue and nothing else; the consumer mends what was wrong and
 /// goes on, on the same connection.
-fn a_failed_registration_drains_and_is_tried_again(pair: &Pair<'_>) -> Result {
+fn a_failed_registration_drains_and_is_tried_again(pair: &Pair) -> Result {
     let exposed = pair.expose(all_access())?;
     for (seed, cause) in CAUSES.into_iter().enumerate() {
         let mr = pair.near_region(PAGES)?;
@@ -610,7 +611,7 @@ fn a_failed_registration_drains_and_is_tried_again(pair: &Pair<'_>) -> Result {
         let state = pair.near.state()?;
         check(state == QpState::Sqd)?;
         pr_info!(
-            "ferrite_sample: drained by {cause:?}: {:?} {}, then {state:?}\n",
+            "drained by {cause:?}: {:?} {}, then {state:?}\n",
             failed.status,
             failed.vendor_err
         );
@@ -631,13 +632,13 @@ fn a_failed_registration_drains_and_is_tried_again(pair: &Pair<'_>) -> Result {
             mr.renew_key();
         }
         registers_and_is_written_to(pair, &mr, seed + 70)?;
-        pr_info!("ferrite_sample: mended after {cause:?}\n");
+        pr_info!("mended after {cause:?}\n");
     }
     Ok(())
 }
 
 /// A registration that fails sends nothing, and is tried again as a whole.
-fn an_offer_that_fails_is_not_sent(pair: &Pair<'_>) -> Result {
+fn an_offer_that_fails_is_not_sent(pair: &Pair) -> Result {
     let mr = pair.near_region(1)?;
     registers_and_is_written_to(pair, &mr, 80)?;
     let recv = pair.far.recv(&pair.sink, 0..OFFER)?;
@@ -669,7 +670,7 @@ fn an_offer_that_fails_is_not_sent(pair: &Pair<'_>) -> Result {
 
 /// The device fails while a send queue stands still: whoever asks it to is told when. What waits comes
 /// back, and so does what is posted then; nothing can be mended any more.
-fn a_device_may_fail_while_a_queue_stands_still(pair: &Pair<'_>) -> Result {
+fn a_device_may_fail_while_a_queue_stands_still(pair: &Pair) -> Result {
     let mr = pair.near_region(PAGES)?;
     let waiting = [
         pair.near.recv(&pair.source, 0..64)?,
@@ -678,7 +679,7 @@ fn a_device_may_fail_while_a_queue_stands_still(pair: &Pair<'_>) -> Result {
     let (failing, _kept) = post_failing(pair, Cause::NoSuchKey, &mr)?;
     expect(failing.wait(patience())?, WcStatus::LocalProtection)?;
     check(pair.near.state()? == QpState::Sqd)?;
-    pr_info!("ferrite_sample: stands still until the device fails\n");
+    pr_info!("stands still until the device fails\n");
     for ticket in waiting {
         expect(ticket.wait(patience())?, WcStatus::WorkRequestFlushed)?;
     }
@@ -694,7 +695,7 @@ fn a_device_may_fail_while_a_queue_stands_still(pair: &Pair<'_>) -> Result {
 
 /// Of a list of requests of which one is refused those before it are carried out, and what the others
 /// would have used is there for others.
-fn a_refusal_in_the_middle_of_a_list_leaves_nothing_behind(pair: &Pair<'_>) -> Result {
+fn a_refusal_in_the_middle_of_a_list_leaves_nothing_behind(pair: &Pair) -> Result {
     let exposed = pair.expose(all_access())?;
     let mr = pair.near_region(1)?;
     let write = |offset: usize| {
@@ -745,7 +746,7 @@ fn a_refusal_in_the_middle_of_a_list_leaves_nothing_behind(pair: &Pair<'_>) -> R
 }
 
 /// Without that mode, the connection ends: both queues are flushed.
-fn a_failed_registration_ends_the_connection(pair: &Pair<'_>, cause: Cause) -> Result {
+fn a_failed_registration_ends_the_connection(pair: &Pair, cause: Cause) -> Result {
     let mr = pair.near_region(PAGES)?;
     let recv = pair.near.recv(&pair.source, 0..64)?;
     let (failing, _kept) = post_failing(pair, cause, &mr)?;
@@ -756,27 +757,27 @@ fn a_failed_registration_ends_the_connection(pair: &Pair<'_>, cause: Cause) -> R
     let state = pair.near.state()?;
     check(state == QpState::Err && pair.near.resume().is_err())?;
     pr_info!(
-        "ferrite_sample: ended by {cause:?}: {:?} {}, then {state:?}\n",
+        "ended by {cause:?}: {:?} {}, then {state:?}\n",
         failed.status,
         failed.vendor_err
     );
     Ok(())
 }
 
-fn no_such_key_ends_the_connection(pair: &Pair<'_>) -> Result {
+fn no_such_key_ends_the_connection(pair: &Pair) -> Result {
     a_failed_registration_ends_the_connection(pair, Cause::NoSuchKey)
 }
 
-fn a_key_in_use_ends_the_connection(pair: &Pair<'_>) -> Result {
+fn a_key_in_use_ends_the_connection(pair: &Pair) -> Result {
     a_failed_registration_ends_the_connection(pair, Cause::AlreadyValid)
 }
 
-fn too_many_pages_end_the_connection(pair: &Pair<'_>) -> Result {
+fn too_many_pages_end_the_connection(pair: &Pair) -> Result {
     a_failed_registration_ends_the_connection(pair, Cause::NoRoom)
 }
 
 /// A region for one message is there for one, and refused to the next.
-fn a_region_may_be_for_one_message(pair: &Pair<'_>) -> Result {
+fn a_region_may_be_for_one_message(pair: &Pair) -> Result {
     let mr = pair.expose(all_access() | Access::ONE_TOUCH)?;
     pair.source.fill(pattern(90));
     pair.sink.fill(|_| 0);
@@ -797,7 +798,7 @@ fn a_region_may_be_for_one_message(pair: &Pair<'_>) -> Result {
 /// A test on a connected pair.
 struct Test {
     name: &'static str,
-    run: fn(&Pair<'_>) -> Result,
+    run: fn(&Pair) -> Result,
     /// What the device has to have for it.
     needs: Extensions,
     /// What the queue pairs are made with.
@@ -899,8 +900,8 @@ const ONE_TOUCH: [Test; 1] = tests![
 ];
 
 /// Completions of two queue pairs of the usual depth, and what drains them.
-fn usual_cq<'p>(device: &'p Device<'p>) -> Result<Cq<'p>> {
-    Cq::new(device, 4 * DEPTH + 4, 0)
+fn usual_cq(lease: &Lease) -> Result<Arc<Cq>> {
+    Cq::new(lease, 4 * DEPTH + 4, 0)
 }
 
 /// The usual depth.
@@ -911,25 +912,25 @@ const LIMITS: QpLimits = QpLimits {
 
 /// Runs a test on queue pairs of its own, since some end in error.
 fn with_pair(
-    device: &Device<'_>,
+    lease: &Lease,
     options: QpOptions,
-    test: impl FnOnce(&Pair<'_>) -> Result,
+    test: impl FnOnce(&Pair) -> Result,
 ) -> Result {
-    let pd = Pd::new(device)?;
-    let cq = usual_cq(device)?;
-    let pair = Pair::new(device, &pd, &cq, LIMITS, options)?;
+    let pd = Pd::new(lease)?;
+    let cq = usual_cq(lease)?;
+    let pair = Pair::new(lease, &pd, &cq, LIMITS, options)?;
     test(&pair)
 }
 
 /// Rings that are larger than any piece of memory that can be had, and are gone through twice.
-fn rings_may_be_large(device: &Device<'_>) -> Result {
-    let pd = Pd::new(device)?;
-    let cq = Cq::new(device, LARGE_CQ, 0)?;
+fn rings_may_be_large(lease: &Lease) -> Result {
+    let pd = Pd::new(lease)?;
+    let cq = Cq::new(lease, LARGE_CQ, 0)?;
     let limits = QpLimits {
         sends: LARGE_DEPTH,
         recvs: LARGE_DEPTH,
     };
-    let pair = Pair::new(device, &pd, &cq, limits, USUAL)?;
+    let pair = Pair::new(lease, &pd, &cq, limits, USUAL)?;
     // Each time eight times the usual depth.
     for _ in 0..2 * LARGE_DEPTH / DEPTH / 8 {
         many_requests_complete(&pair)?;
@@ -938,9 +939,9 @@ fn rings_may_be_large(device: &Device<'_>) -> Result {
 }
 
 /// Writes the source to `offset` of a region of the far side, and looks for it there.
-fn write_is_found<'p>(
-    pair: &Pair<'p>,
-    mr: &Mr<'p>,
+fn write_is_found(
+    pair: &Pair,
+    mr: &Mr,
     offset: usize,
     length: usize,
     seed: usize,
@@ -957,9 +958,9 @@ fn write_is_found<'p>(
 }
 
 /// A region of more pages than one table lists.
-fn region_of_pages(pair: &Pair<'_>, pages: usize) -> Result {
+fn region_of_pages(pair: &Pair, pages: usize) -> Result {
     let length = pages * kernel::page::PAGE_SIZE;
-    let mr = Mr::new(pair.pd, Buffer::new(pair.device, length)?)?;
+    let mr = Mr::new(&pair.pd, Buffer::new(&pair.lease, length)?)?;
     register(&pair.far, &mr, all_access())?;
     // The last goes from the first page of addresses to the second, where there is one.
     let middle = MANY_PAGES[0] * kernel::page::PAGE_SIZE - BUFFER / 2;
@@ -986,20 +987,20 @@ fn region_of_pages(pair: &Pair<'_>, pages: usize) -> Result {
     Ok(())
 }
 
-fn regions_may_have_many_pages(device: &Device<'_>) -> Result {
+fn regions_may_have_many_pages(lease: &Lease) -> Result {
     MANY_PAGES
         .into_iter()
-        .try_for_each(|pages| with_pair(device, USUAL, |pair| region_of_pages(pair, pages)))
+        .try_for_each(|pages| with_pair(lease, USUAL, |pair| region_of_pages(pair, pages)))
 }
 
 /// A region may have room for more pages than one table lists, and be of few, of as many or of more.
-fn regions_may_have_room_for_more_pages(device: &Device<'_>) -> Result {
-    with_pair(device, USUAL, |pair| {
+fn regions_may_have_room_for_more_pages(lease: &Lease) -> Result {
+    with_pair(lease, USUAL, |pair| {
         let room = MANY_PAGES[3] as u32;
         for pages in [1, 3, MANY_PAGES[0], MANY_PAGES[1]] {
             let length = pages * kernel::page::PAGE_SIZE;
             let part = length.min(BUFFER);
-            let mr = Mr::with_room(pair.pd, Buffer::new(pair.device, length)?, room)?;
+            let mr = Mr::with_room(&pair.pd, Buffer::new(&pair.lease, length)?, room)?;
             register(&pair.far, &mr, all_access())?;
             for offset in [0, length - part] {
                 write_is_found(pair, &mr, offset, part, pages + offset)?;
@@ -1010,13 +1011,14 @@ fn regions_may_have_room_for_more_pages(device: &Device<'_>) -> Result {
 }
 
 /// Regions in pages of every size that the device has, however little of one they are.
-fn regions_may_have_large_pages(device: &Device<'_>) -> Result {
-    with_pair(device, USUAL, |pair| {
+fn regions_may_have_large_pages(lease: &Lease) -> Result {
+    let device = lease.device();
+    with_pair(lease, USUAL, |pair| {
         let sizes = (12..=30)
             .map(|shift| 1u32 << shift)
             .filter(|size| device.page_sizes() & u64::from(*size) != 0);
         for (seed, size) in sizes.enumerate() {
-            let mr = Mr::with_page_size(pair.pd, pair.sink.clone(), size)?;
+            let mr = Mr::with_page_size(&pair.pd, pair.sink.clone(), size)?;
             register(&pair.far, &mr, all_access())?;
             write_is_found(pair, &mr, 0, BUFFER, seed + 100)?;
         }
@@ -1025,12 +1027,12 @@ fn regions_may_have_large_pages(device: &Device<'_>) -> Result {
 }
 
 /// A queue pair takes no region of another domain: the device would end the connection.
-fn regions_of_other_domains_are_not_posted(device: &Device<'_>) -> Result {
-    let (pd, other) = (Pd::new(device)?, Pd::new(device)?);
-    let cq = usual_cq(device)?;
-    let pair = Pair::new(device, &pd, &cq, LIMITS, USUAL)?;
+fn regions_of_other_domains_are_not_posted(lease: &Lease) -> Result {
+    let (pd, other) = (Pd::new(lease)?, Pd::new(lease)?);
+    let cq = usual_cq(lease)?;
+    let pair = Pair::new(lease, &pd, &cq, LIMITS, USUAL)?;
     let mr = Mr::new(&other, pair.sink.clone())?;
-    let refused = |posted: Result<Ticket<'_, '_>>| check(posted.err() == Some(EINVAL));
+    let refused = |posted: Result<Ticket<'_>>| check(posted.err() == Some(EINVAL));
     refused(
         pair.near
             .send(Op::Register(&mr, all_access()), Memory::None),
@@ -1054,26 +1056,27 @@ struct Loop;
 impl Client for Loop {
     const NAME: &'static CStr = c"rust_rdma_loop";
 
-    fn add(device: &Device<'_>) -> Result {
+    fn add(lease: &Lease) -> Result {
+        let device = lease.device();
         let name = device.name();
         let name: &CStr = &name;
         if !device.port(PORT)?.active || device.roce_v2_gid(PORT).is_err() {
-            pr_info!("ferrite_sample: {name}: no active RoCE port, left out\n");
+            pr_info!("{name}: no active RoCE port, left out\n");
             return Err(ENODEV);
         }
         let say = |test: &str, result: Result| match result {
             Ok(()) => {
                 PASSED.fetch_add(1, Relaxed);
-                pr_info!("ferrite_sample: {name}: ok {test}\n");
+                pr_info!("{name}: ok {test}\n");
             }
             Err(err) => {
                 FAILED.fetch_add(1, Relaxed);
-                pr_err!("ferrite_sample: {name}: not ok {test}: {err:?}\n");
+                pr_err!("{name}: not ok {test}: {err:?}\n");
             }
         };
         if *module_parameters::device_fails.value() != 0 {
             for test in &FAILING {
-                say(test.name, with_pair(device, test.options, test.run));
+                say(test.name, with_pair(lease, test.options, test.run));
             }
             return Ok(());
         }
@@ -1087,21 +1090,21 @@ impl Client for Loop {
         ];
         for test in groups.into_iter().flatten() {
             if device.extensions().contains(test.needs) {
-                say(test.name, with_pair(device, test.options, test.run));
+                say(test.name, with_pair(lease, test.options, test.run));
             } else {
-                pr_info!("ferrite_sample: {name}: skipped {}\n", test.name);
+                pr_info!("{name}: skipped {}\n", test.name);
             }
         }
-        say("rings_may_be_large", rings_may_be_large(device));
+        say("rings_may_be_large", rings_may_be_large(lease));
         say(
             "regions_may_have_large_pages",
-            regions_may_have_large_pages(device),
+            regions_may_have_large_pages(lease),
         );
         say(
             "regions_of_other_domains_are_not_posted",
-            regions_of_other_domains_are_not_posted(device),
+            regions_of_other_domains_are_not_posted(lease),
         );
-        type Pages = fn(&Device<'_>) -> Result;
+        type Pages = fn(&Lease) -> Result;
         let tests: [(&str, Pages); 2] = [
             ("regions_may_have_many_pages", regions_may_have_many_pages),
             (
@@ -1111,10 +1114,10 @@ impl Client for Loop {
         ];
         for (test, body) in tests {
             if device.max_registered_pages() as usize >= MANY_PAGES[3] {
-                say(test, body(device));
+                say(test, body(lease));
             } else {
                 // Other devices need not have as many.
-                pr_info!("ferrite_sample: {name}: skipped {test}\n");
+                pr_info!("{name}: skipped {test}\n");
             }
         }
         Ok(())
@@ -1129,7 +1132,7 @@ impl kernel::Module for LoopModule {
     fn init(_module: &'static ThisModule) -> Result<Self> {
         let client = KBox::pin_init(ulp::Registration::new(), GFP_KERNEL)?;
         let (passed, failed) = (PASSED.load(Relaxed), FAILED.load(Relaxed));
-        pr_info!("ferrite_sample: {passed} passed, {failed} failed\n");
+        pr_info!("{passed} passed, {failed} failed\n");
         if failed != 0 {
             return Err(EIO);
         }

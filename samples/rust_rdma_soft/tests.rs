@@ -7,7 +7,7 @@ use crate::bindings;
 use crate::kernel_ext::completion::Completion;
 use crate::kernel_ext::workqueue::OwnedQueue;
 use crate::rdma::ulp::{
-    Buffer, Client, Cq, Device, Memory, Mr, Op, Outcome, Pd, Peer, Qp, QpLimits, Registration,
+    Buffer, Client, Cq, Lease, Memory, Mr, Op, Outcome, Pd, Peer, Qp, QpLimits, Registration,
     Remote, Ticket,
 };
 use crate::rdma::{Access, QpState, WcStatus};
@@ -56,7 +56,7 @@ macro_rules! check {
 
 /// A test with the device.
 trait Test: 'static {
-    fn run(device: &Device<'_>) -> Result;
+    fn run(lease: &Lease) -> Result;
 }
 
 /// How the last one ended: 0, or an error.
@@ -68,13 +68,13 @@ struct User<T>(core::marker::PhantomData<T>);
 impl<T: Test> Client for User<T> {
     const NAME: &'static CStr = c"rust_rdma_soft_tests";
 
-    fn add(device: &Device<'_>) -> Result {
-        let name = device.name();
+    fn add(lease: &Lease) -> Result {
+        let name = lease.device().name();
         let name: &CStr = &name;
         if !name.to_bytes().starts_with(b"soft") {
             return Err(ENODEV);
         }
-        let ended = T::run(device).map_or_else(|err| err.to_errno(), |()| 0);
+        let ended = T::run(lease).map_or_else(|err| err.to_errno(), |()| 0);
         ENDED.store(ended, Relaxed);
         Ok(())
     }
@@ -89,16 +89,16 @@ fn with_device<T: Test>() -> Result {
 }
 
 /// Two queue pairs that are connected, with completion queues of their own, and memory.
-struct Pair<'p> {
-    near: Qp<'p>,
-    far: Qp<'p>,
-    buffer: Arc<Buffer<'p>>,
-    device: &'p Device<'p>,
-    pd: &'p Pd<'p>,
+struct Pair {
+    near: Qp,
+    far: Qp,
+    buffer: Arc<Buffer>,
+    lease: Lease,
+    pd: Arc<Pd>,
 }
 
-impl<'p> Pair<'p> {
-    fn new(device: &'p Device<'p>, pd: &'p Pd<'p>, cqs: &'p [Cq<'p>; 2]) -> Result<Self> {
+impl Pair {
+    fn new(lease: &Lease, pd: &Arc<Pd>, cqs: &[Arc<Cq>; 2]) -> Result<Self> {
         let limits = QpLimits {
             sends: SENDS,
             recvs: SENDS,
@@ -106,10 +106,11 @@ impl<'p> Pair<'p> {
         let pair = Self {
             near: Qp::new(pd, &cqs[0], limits)?,
             far: Qp::new(pd, &cqs[1], limits)?,
-            buffer: Buffer::new(device, BUFFER)?,
-            device,
-            pd,
+            buffer: Buffer::new(lease, BUFFER)?,
+            lease: lease.clone(),
+            pd: pd.clone(),
         };
+        let device = lease.device();
         // The interface has its addresses only a moment after it is there.
         until(|| Ok(device.roce_v2_gid(PORT).is_ok()))?;
         let (sgid_index, gid, mac) = device.roce_v2_gid(PORT)?;
@@ -129,18 +130,18 @@ impl<'p> Pair<'p> {
     }
 
     /// Memory of the one side and of the other.
-    fn memory(&self, far: bool) -> Memory<'_, 'p> {
+    fn memory(&self, far: bool) -> Memory<'_> {
         let at = usize::from(far) * PAGE_SIZE;
         Memory::Buffer(&self.buffer, at..at + 64)
     }
 
-    fn recv<'q>(&'q self, qp: &'q Qp<'p>) -> Result<Ticket<'q, 'p>> {
+    fn recv<'q>(&'q self, qp: &'q Qp) -> Result<Ticket<'q>> {
         qp.recv(&self.buffer, PAGE_SIZE + 64..PAGE_SIZE + 128)
     }
 
     /// A region that `qp` has registered, and whose pages are gone since.
-    fn hollow(&self, qp: &Qp<'p>) -> Result<Arc<Mr<'p>>> {
-        let mr = Mr::new(self.pd, Buffer::new(self.device, BUFFER)?)?;
+    fn hollow(&self, qp: &Qp) -> Result<Arc<Mr>> {
+        let mr = Mr::new(&self.pd, Buffer::new(&self.lease, BUFFER)?)?;
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let registered = qp.send(Op::Register(&mr, access), Memory::None)?;
         ended(registered, WcStatus::Success)?;
@@ -157,7 +158,7 @@ impl<'p> Pair<'p> {
 }
 
 /// Waits for a request, which has to end so.
-fn ended(ticket: Ticket<'_, '_>, status: WcStatus) -> Result<Outcome> {
+fn ended(ticket: Ticket<'_>, status: WcStatus) -> Result<Outcome> {
     let outcome = ticket.wait(patience())?;
     if outcome.status != status {
         pr_err!("{outcome:?} instead of {status:?}\n");
@@ -166,10 +167,10 @@ fn ended(ticket: Ticket<'_, '_>, status: WcStatus) -> Result<Outcome> {
     Ok(outcome)
 }
 
-fn with_pair(device: &Device<'_>, test: impl FnOnce(&Pair<'_>) -> Result) -> Result {
-    let pd = Pd::new(device)?;
-    let cqs = [Cq::new(device, ENTRIES, 0)?, Cq::new(device, ENTRIES, 0)?];
-    let pair = Pair::new(device, &pd, &cqs)?;
+fn with_pair(lease: &Lease, test: impl FnOnce(&Pair) -> Result) -> Result {
+    let pd = Pd::new(lease)?;
+    let cqs = [Cq::new(lease, ENTRIES, 0)?, Cq::new(lease, ENTRIES, 0)?];
+    let pair = Pair::new(lease, &pd, &cqs)?;
     test(&pair)
 }
 
@@ -224,7 +225,7 @@ impl Watch {
     }
 
     /// Posts a request, of which only the kind and what it needs are to be set.
-    fn post(&self, qp: &Qp<'_>, wr: &mut bindings::ib_send_wr) -> Result {
+    fn post(&self, qp: &Qp, wr: &mut bindings::ib_send_wr) -> Result {
         // SAFETY: Both views of the union are eight bytes of plain data.
         unsafe { *wr.__bindgen_anon_1.wr_cqe.as_mut() = self.cqe.get() };
         // SAFETY: The queue pair is borrowed. The request is one, a local of the caller as its entries are, of
@@ -246,8 +247,8 @@ impl Watch {
 struct Suspended;
 
 impl Test for Suspended {
-    fn run(device: &Device<'_>) -> Result {
-        with_pair(device, |pair| {
+    fn run(lease: &Lease) -> Result {
+        with_pair(lease, |pair| {
             let (near, far) = (&pair.near, &pair.far);
             near.suspend()?;
             check!(near.state()? == QpState::Sqd);
@@ -303,10 +304,10 @@ impl WorkItem for Dereg {
 struct Ended;
 
 impl Test for Ended {
-    fn run(device: &Device<'_>) -> Result {
+    fn run(lease: &Lease) -> Result {
         let watch = Watch::new()?;
         watch.go_on.complete_all();
-        with_pair(device, |pair| {
+        with_pair(lease, |pair| {
             let (near, far) = (&pair.near, &pair.far);
             // SAFETY: The domain is borrowed.
             let mr = from_err_ptr(unsafe {
@@ -331,7 +332,7 @@ impl Test for Ended {
             check!(queue.enqueue(dereg.clone()).is_ok());
             let in_time = dereg.done.wait_timeout(patience());
             // It has the same place now.
-            let other = Mr::new(pair.pd, pair.buffer.clone())?;
+            let other = Mr::new(&pair.pd, pair.buffer.clone())?;
             let same = other.rkey() >> 8 == key >> 8;
             // Now it can be done, also if it was waited for.
             let received = pair.recv(far)?;
@@ -352,10 +353,10 @@ impl Test for Ended {
 struct TooLong;
 
 impl Test for TooLong {
-    fn run(device: &Device<'_>) -> Result {
+    fn run(lease: &Lease) -> Result {
         let watch = Watch::new()?;
         watch.go_on.complete_all();
-        with_pair(device, |pair| {
+        with_pair(lease, |pair| {
             let mut sges: [bindings::ib_sge; 2] = pin_init::zeroed();
             for sge in &mut sges {
                 // Nobody looks there: it does not come that far.
@@ -378,9 +379,9 @@ impl Test for TooLong {
 struct Overrun;
 
 impl Test for Overrun {
-    fn run(device: &Device<'_>) -> Result {
+    fn run(lease: &Lease) -> Result {
         let watch = Watch::new()?;
-        with_pair(device, |pair| {
+        with_pair(lease, |pair| {
             let near = &pair.near;
             let write = || {
                 let mut wr: bindings::ib_rdma_wr = pin_init::zeroed();
@@ -410,8 +411,8 @@ impl Test for Overrun {
 struct Hollow;
 
 impl Test for Hollow {
-    fn run(device: &Device<'_>) -> Result {
-        with_pair(device, |pair| {
+    fn run(lease: &Lease) -> Result {
+        with_pair(lease, |pair| {
             let (near, far) = (&pair.near, &pair.far);
             let mr = pair.hollow(far)?;
             let there = Remote {
@@ -423,7 +424,7 @@ impl Test for Hollow {
             check!(near.state()? == QpState::Err && far.state()? == QpState::Err);
             Ok(())
         })?;
-        with_pair(device, |pair| {
+        with_pair(lease, |pair| {
             let (near, far) = (&pair.near, &pair.far);
             let mr = pair.hollow(near)?;
             let received = pair.recv(far)?;

@@ -220,7 +220,7 @@ fn late_events(cluster: &Cluster) -> Result<()> {
                  rmmod rust_rdma_loop
              done
              # This device has all that it tests.
-             ! dmesg | grep 'ferrite_sample: ferrite.*: skipped'",
+             ! dmesg | grep 'rust_rdma_loop: ferrite.*: skipped'",
             rounds(cluster, 1, 2)
         ),
         Duration::from_secs(120),

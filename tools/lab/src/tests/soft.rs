@@ -75,10 +75,10 @@ fn kernel_user(cluster: &Cluster) -> Result<()> {
             "dmesg -C; insmod /ferrite/modules/rust_rdma_loop.ko; s=$?; rmmod rust_rdma_loop; exit $s",
             TIME,
         )?;
-        let said = one.sh("dmesg | grep ferrite_sample")?;
+        let said = one.sh("dmesg | grep rust_rdma_loop")?;
         for test in DONE {
             ensure!(
-                said.contains(&format!("ferrite_sample: soft0: ok {test}\n")),
+                said.contains(&format!("rust_rdma_loop: soft0: ok {test}\n")),
                 "not done: {test}\n{said}"
             );
         }
