@@ -221,13 +221,13 @@ pub use super::consumer::{Lease, Pd};
 ///
 /// # Invariants
 ///
-/// `raw` is owned by this value, and of the device of `lease`.
+/// `raw` is owned by this value, and of the device of the lease.
 pub struct Cq {
     raw: NonNull<bindings::ib_cq>,
     /// Entries that no queue pair has taken.
     left: Arc<Atomic<u32>>,
     // After the queue, which is freed by `drop`, before the fields are.
-    lease: Lease,
+    _lease: Lease,
 }
 
 // SAFETY: `ib_free_cq` may be called by any task.
@@ -288,7 +288,7 @@ impl Cq {
         let this = Self {
             raw: NonNull::new(raw).ok_or(ENOMEM)?,
             left,
-            lease: lease.clone(),
+            _lease: lease.clone(),
         };
         Ok(Arc::new(this, GFP_KERNEL)?)
     }
@@ -297,7 +297,7 @@ impl Cq {
 impl Drop for Cq {
     fn drop(&mut self) {
         // SAFETY: By the type invariant the queue is ours; queue pairs that use it have a reference to it, and are
-        // gone. Its device is registered, since `lease` is dropped only after this.
+        // gone. Its device is registered, since the lease is dropped only after this.
         unsafe { bindings::ib_free_cq(self.raw.as_ptr()) }
     }
 }
@@ -436,11 +436,7 @@ impl Mr {
     }
 
     /// The same in pages of another size ([`Device::page_sizes`]).
-    pub fn with_page_size(
-        pd: &Arc<Pd>,
-        buffer: Arc<Buffer>,
-        page_size: u32,
-    ) -> Result<Arc<Self>> {
+    pub fn with_page_size(pd: &Arc<Pd>, buffer: Arc<Buffer>, page_size: u32) -> Result<Arc<Self>> {
         Self::make(pd, buffer, page_size, 0)
     }
 
@@ -449,12 +445,7 @@ impl Mr {
         Self::make(pd, buffer, kernel::page::PAGE_SIZE as u32, pages)
     }
 
-    fn make(
-        pd: &Arc<Pd>,
-        buffer: Arc<Buffer>,
-        page_size: u32,
-        room: u32,
-    ) -> Result<Arc<Self>> {
+    fn make(pd: &Arc<Pd>, buffer: Arc<Buffer>, page_size: u32, room: u32) -> Result<Arc<Self>> {
         let sizes = pd.lease().device().page_sizes();
         let known = page_size.is_power_of_two() && sizes & u64::from(page_size) != 0;
         if !known || !ptr::eq(buffer.lease.raw_device(), pd.lease().raw_device()) {
@@ -911,9 +902,8 @@ impl Qp {
         let client = pd.lease().client().as_char_ptr();
         // SAFETY: The queue pair keeps protection domain and completion queue for as long as it is there; the
         // attributes are a local, and the name is static.
-        let raw = from_err_ptr(unsafe {
-            bindings::ib_create_qp_kernel(pd.as_raw(), &mut attr, client)
-        })?;
+        let raw =
+            from_err_ptr(unsafe { bindings::ib_create_qp_kernel(pd.as_raw(), &mut attr, client) })?;
         // INVARIANT: Made just now.
         Ok(Self {
             raw: NonNull::new(raw).ok_or(ENOMEM)?,

@@ -911,11 +911,7 @@ const LIMITS: QpLimits = QpLimits {
 };
 
 /// Runs a test on queue pairs of its own, since some end in error.
-fn with_pair(
-    lease: &Lease,
-    options: QpOptions,
-    test: impl FnOnce(&Pair) -> Result,
-) -> Result {
+fn with_pair(lease: &Lease, options: QpOptions, test: impl FnOnce(&Pair) -> Result) -> Result {
     let pd = Pd::new(lease)?;
     let cq = usual_cq(lease)?;
     let pair = Pair::new(lease, &pd, &cq, LIMITS, options)?;
@@ -939,13 +935,7 @@ fn rings_may_be_large(lease: &Lease) -> Result {
 }
 
 /// Writes the source to `offset` of a region of the far side, and looks for it there.
-fn write_is_found(
-    pair: &Pair,
-    mr: &Mr,
-    offset: usize,
-    length: usize,
-    seed: usize,
-) -> Result {
+fn write_is_found(pair: &Pair, mr: &Mr, offset: usize, length: usize, seed: usize) -> Result {
     let byte = pattern(seed);
     pair.source.fill(&byte);
     good(pair.run(Op::Write(remote(mr, offset)), 0..length)?)?;
