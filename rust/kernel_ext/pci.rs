@@ -3,6 +3,7 @@
 //! What a driver does to a PCI function outside the callbacks of the PCI core, and resets, by the driver and
 //! by others (for `rust/kernel/pci.rs`).
 
+use super::cpu_hotplug;
 use crate::bindings;
 use core::{
     cell::Cell,
@@ -267,31 +268,30 @@ pub trait SleepHandlers: pci::Driver {
     fn complete<'bound>(dev: &'bound pci::Device<device::Core<'_>>, this: Pin<&Self::Data<'bound>>);
 }
 
-/// What a driver does once for all functions.
-pub trait Loading {
-    /// The driver is about to be registered.
-    ///
-    /// # Safety
-    ///
-    /// It is not registered, and was not loaded, or was unloaded since. Where this succeeds [`Self::unload`] is
-    /// called before the module goes.
-    unsafe fn load() -> Result;
+/// A driver whose functions follow processors that come and go.
+///
+/// # Safety
+///
+/// `state` always gives the same, which is that of no other driver, and which nobody else registers or unregisters.
+pub unsafe trait FollowsProcessors {
+    /// Who follows them.
+    type Follower: cpu_hotplug::Follower;
 
-    /// It was unregistered, or could not be registered.
-    ///
-    /// # Safety
-    ///
-    /// It was loaded, and no function is bound to it, or will be.
-    unsafe fn unload();
+    /// What the state is called.
+    const STATE: &'static CStr;
+
+    /// The state of hotplug that all functions have in common. It is registered for as long as the driver is, where it
+    /// can be: hotplug has few.
+    fn state() -> &'static cpu_hotplug::State<Self::Follower>;
 }
 
-/// A [`pci::Adapter`] for a driver with [`ResetHandlers`], [`SleepHandlers`] and [`Loading`], for
+/// A [`pci::Adapter`] for a driver with [`ResetHandlers`], [`SleepHandlers`] and [`FollowsProcessors`], for
 /// [`kernel::module_driver`].
-pub struct Adapter<T: ResetHandlers + SleepHandlers + Loading>(PhantomData<T>);
+pub struct Adapter<T: ResetHandlers + SleepHandlers + FollowsProcessors>(PhantomData<T>);
 
 // SAFETY: The driver is registered by `pci::Adapter`, with that layout: `struct pci_driver`, in which
 // it says where the `struct device_driver` is; its `probe` stores a `T::Data`.
-unsafe impl<T: ResetHandlers + SleepHandlers + Loading> DriverLayout for Adapter<T> {
+unsafe impl<T: ResetHandlers + SleepHandlers + FollowsProcessors> DriverLayout for Adapter<T> {
     type DriverType = bindings::pci_driver;
     type DriverData<'bound> = T::Data<'bound>;
     const DEVICE_DRIVER_OFFSET: usize = <pci::Adapter<T> as DriverLayout>::DEVICE_DRIVER_OFFSET;
@@ -299,7 +299,7 @@ unsafe impl<T: ResetHandlers + SleepHandlers + Loading> DriverLayout for Adapter
 
 // SAFETY: `register` succeeds only if that of `pci::Adapter` did, and `unregister` is that of
 // `pci::Adapter`.
-unsafe impl<T: ResetHandlers + SleepHandlers + Loading> RegistrationOps for Adapter<T> {
+unsafe impl<T: ResetHandlers + SleepHandlers + FollowsProcessors> RegistrationOps for Adapter<T> {
     unsafe fn register(
         pdrv: &Opaque<Self::DriverType>,
         name: &'static CStr,
@@ -311,26 +311,29 @@ unsafe impl<T: ResetHandlers + SleepHandlers + Loading> RegistrationOps for Adap
             (*pdrv.get()).err_handler = &Self::HANDLERS;
             (*pdrv.get()).driver.pm = &Self::POWER;
         }
-        // SAFETY: The caller registers the driver, which is not registered then. It unregisters it before the
-        // module goes, and where it cannot be registered it is unloaded here.
-        unsafe { T::load()? };
+        // SAFETY: The caller registers the driver, which is not registered then, and nor is its state, which is no other's.
+        // It unregisters it before the module goes, and where it cannot be registered the state is unregistered here.
+        if let Err(error) = unsafe { T::state().register(T::STATE) } {
+            // Where an interrupt arrives is a matter of speed only. There is no device yet.
+            pr_warn!("processors are not followed: {:?}\n", error);
+        }
         // SAFETY: The caller keeps `pdrv` pinned and valid until `unregister`.
         let registered = unsafe { pci::Adapter::<T>::register(pdrv, name, module) };
         registered.inspect_err(|_| {
-            // SAFETY: It was loaded above, and a driver that is not registered has no function.
-            unsafe { T::unload() }
+            // SAFETY: Who follows does so for a function, in a `Devres`, and a driver that is not registered has none.
+            unsafe { T::state().unregister() }
         })
     }
 
     unsafe fn unregister(pdrv: &Opaque<Self::DriverType>) {
         // SAFETY: The caller has registered `pdrv`, which was done by `pci::Adapter`.
         unsafe { pci::Adapter::<T>::unregister(pdrv) }
-        // SAFETY: `register` loaded it, and the driver core has unbound all functions.
-        unsafe { T::unload() }
+        // SAFETY: Who follows does so for a function, in a `Devres`, and the driver core has unbound all functions.
+        unsafe { T::state().unregister() }
     }
 }
 
-impl<T: ResetHandlers + SleepHandlers + Loading> Adapter<T> {
+impl<T: ResetHandlers + SleepHandlers + FollowsProcessors> Adapter<T> {
     const HANDLERS: bindings::pci_error_handlers = bindings::pci_error_handlers {
         reset_prepare: Some(Self::reset_prepare_callback),
         reset_done: Some(Self::reset_done_callback),

@@ -20,11 +20,12 @@ use crate::{
     handler::Interrupts,
     hardware::Hardware,
     kernel_ext::{
+        cpu_hotplug::State,
         pci as pci_ext,
         pci::{
             Config,
             ConfigLock,
-            Loading,
+            FollowsProcessors,
             ResetHandlers,
             SleepHandlers, //
         }, //
@@ -46,6 +47,7 @@ use crate::{
     },
     requests,
     steering,
+    steering::Steering,
     vector_map::Layout, //
 };
 use kernel::{
@@ -323,22 +325,15 @@ impl pci::Driver for FerriteDriver {
     }
 }
 
-impl Loading for FerriteDriver {
-    unsafe fn load() -> Result {
-        // SAFETY: The caller vouches for that nobody else did, and that `unload` is called before the module goes.
-        let registered = unsafe { steering::HOTPLUG.register(c"infiniband/ferrite:online") };
-        if let Err(error) = registered {
-            // Where an interrupt arrives is a matter of speed only, and hotplug has few states.
-            // There is no device yet.
-            pr_warn!("processors are not followed: {:?}\n", error);
-        }
-        Ok(())
-    }
+// SAFETY: `steering` has the state for its followers, which are those of this driver, and nobody registers it but the
+// adapter.
+unsafe impl FollowsProcessors for FerriteDriver {
+    type Follower = Steering;
 
-    unsafe fn unload() {
-        // SAFETY: Only bound devices have somebody who follows, which goes with them, and the caller vouches that
-        // there is none.
-        unsafe { steering::HOTPLUG.unregister() }
+    const STATE: &'static CStr = c"infiniband/ferrite:online";
+
+    fn state() -> &'static State<Steering> {
+        &steering::HOTPLUG
     }
 }
 
