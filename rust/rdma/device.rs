@@ -312,9 +312,29 @@ unsafe extern "C" fn dealloc_driver<D: Driver>(raw: *mut bindings::ib_device) {
     unsafe { (*(*dev).definitions.get()).assume_init_drop() };
 }
 
+c_enum! {
+    /// What a device is among those of a fabric, by which the core knows its transport.
+    pub enum NodeType {
+        /// A channel adapter: InfiniBand, RoCE.
+        IbCa = RDMA_NODE_IB_CA,
+        /// An adapter of iWARP.
+        Rnic = RDMA_NODE_RNIC,
+        /// None of those that the core knows.
+        Unspecified = RDMA_NODE_UNSPECIFIED,
+    }
+}
+
+impl Default for NodeType {
+    fn default() -> Self {
+        Self::IbCa
+    }
+}
+
 /// What the core has to know about a device before it is registered.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DeviceInfo {
+    /// What it is.
+    pub node_type: NodeType,
     /// The node's GUID.
     pub node_guid: u64,
     /// How many ports it has.
@@ -338,7 +358,7 @@ pub struct DeviceInfo {
 impl DeviceInfo {
     fn fill(&self, raw: &mut bindings::ib_device) {
         raw.node_guid = self.node_guid.to_be();
-        raw.node_type = bindings::RDMA_NODE_IB_CA as u8;
+        raw.node_type = self.node_type.as_raw() as u8;
         raw.phys_port_cnt = self.ports;
         raw.num_comp_vectors = self.comp_vectors as c_int;
         raw.local_dma_lkey = self.local_dma_lkey;

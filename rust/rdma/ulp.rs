@@ -809,6 +809,8 @@ pub struct Peer {
     pub gid: Gid,
     /// The MAC address of the next hop; the core finds it for processes only.
     pub mac: [u8; 6],
+    /// The own port.
+    pub port: u32,
     /// Index of the own GID.
     pub sgid_index: u8,
     /// The payload of a packet.
@@ -942,7 +944,7 @@ impl Qp {
 
         let mut attr: b::ib_qp_attr = pin_init::zeroed();
         attr.qp_state = QpState::Init.as_raw();
-        attr.port_num = 1;
+        attr.port_num = peer.port;
         attr.qp_access_flags = access.as_raw() as c_int;
         self.modify(
             &mut attr,
@@ -964,7 +966,7 @@ impl Qp {
             dmac: peer.mac,
             sgid_index: peer.sgid_index,
             hop_limit: 64,
-            port: 1,
+            port: peer.port,
             ..super::Path::default()
         }
         .fill(&mut attr.ah_attr);

@@ -117,6 +117,7 @@ impl Pair {
             qp_num: qp.number(),
             gid,
             mac,
+            port: PORT,
             sgid_index,
             mtu,
         };

@@ -121,6 +121,7 @@ impl Pair {
                 qp_num: peer.number(),
                 gid,
                 mac,
+                port: PORT,
                 sgid_index,
                 mtu,
             };

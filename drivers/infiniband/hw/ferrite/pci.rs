@@ -38,6 +38,7 @@ use crate::{
     rdma::{
         DeviceInfo,
         DeviceName,
+        NodeType,
         Registration,
         Unregistered, //
     },
@@ -240,6 +241,7 @@ impl Life {
         interrupts.complete(pdev, &hw, identity.features & caps.features, &caps)?;
         let ferrite = Ferrite::new(&hw, identity, caps, &interrupts)?;
         let info = DeviceInfo {
+            node_type: NodeType::IbCa,
             node_guid: ferrite.guid(),
             ports: port::PORT,
             comp_vectors: ferrite.handlers.count(),
