@@ -23,18 +23,39 @@ const VAGUE: &[&str] = &[
 /// How many statements one reason can be for.
 const STATEMENTS: usize = 4;
 
+/// How many blocks the driver has at most: what is unsafe is for the abstractions.
+const BLOCKS_OF_DRIVER: usize = 9;
+
 /// Fails with all that is wrong.
 pub(crate) fn check(files: &[PathBuf]) -> Result<()> {
     let mut wrong = Vec::new();
+    let mut of_driver = 0;
     for file in files {
-        for (line, what) in look_at(&fs::read_to_string(file)?) {
+        let text = fs::read_to_string(file)?;
+        if file.components().any(|part| part.as_os_str() == "drivers") {
+            of_driver += blocks(&text);
+        }
+        for (line, what) in look_at(&text) {
             wrong.push(format!("{}:{line}: {what}", file.display()));
         }
+    }
+    if of_driver > BLOCKS_OF_DRIVER {
+        wrong.push(format!(
+            "the driver has {of_driver} unsafe blocks, of {BLOCKS_OF_DRIVER} at most"
+        ));
     }
     if !wrong.is_empty() {
         bail!("{}", wrong.join("\n"));
     }
     Ok(())
+}
+
+/// How many unsafe blocks are in a file.
+fn blocks(text: &str) -> usize {
+    text.lines()
+        .map(str::trim_start)
+        .filter(|line| !line.starts_with("//") && line.contains("unsafe {"))
+        .count()
 }
 
 /// What is wrong in a file, by line.
@@ -153,6 +174,13 @@ mod tests {
             look_at("// SAFETY: `x` is ours.\nunsafe { f(x) };\nunsafe { f(y) };\n").len(),
             1
         );
+    }
+
+    #[test]
+    fn blocks_are_counted() {
+        let text =
+            "// unsafe { f() }\nunsafe { f() };\nunsafe impl Send for X {}\nlet a = unsafe {\n";
+        assert_eq!(blocks(text), 2);
     }
 
     #[test]

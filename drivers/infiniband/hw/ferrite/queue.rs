@@ -3,10 +3,10 @@
 //! What completion queues, queue pairs and shared receive queues have in common: rings and a record in memory of a
 //! process or of the kernel, a page of doorbells, and how a new one gets known.
 //!
-//! A queue is made in this order: memory, number, the object in the device, the core's object with the driver's data,
-//! the table in which events find it, the answer to the process. Each step is undone by dropping what it made, from
-//! the last to the first: the first three are fields of the driver's data, in the reverse order, and the rest is
-//! [`announce`]. So there is nothing to undo by hand wherever it fails.
+//! A queue is made in this order: memory and number, the object in the device, the core's object with the driver's
+//! data, the table in which events find it, the answer to the process. Each step is undone by dropping what it made:
+//! the first three are fields of the driver's data, with the object first, so that the device lets go before its memory
+//! and its number do, and the rest is [`announce`]. So there is nothing to undo by hand wherever it fails.
 
 use crate::{
     abi::{
