@@ -36,7 +36,8 @@ pub enum TptError {
     NoEntry,
     /// The entry is not valid (not registered yet, or invalidated).
     NotValid,
-    /// The entry is of the wrong kind: a window for local access.
+    /// The entry is of the wrong kind: a window for local access, or for a peer a region or list without any
+    /// remote right.
     WrongKind,
     /// The window is bound to another queue pair.
     WrongQueuePair,
@@ -1241,8 +1242,15 @@ impl Tpt {
                 }
                 first = binding.offset;
             }
-            Target::List => self.check_pieces(entry)?,
-            _ => {}
+            target => {
+                if matches!(target, Target::List) {
+                    self.check_pieces(entry)?;
+                }
+                let rights = ACCESS_REMOTE | ACCESS_FLUSH_GLOBAL;
+                if peer_of.is_some() && entry.access & rights == 0 {
+                    return Err(TptError::WrongKind);
+                }
+            }
         }
         if entry.pd != pd {
             return Err(TptError::WrongDomain);
@@ -1930,24 +1938,52 @@ mod tests {
         );
     }
 
+    /// Of local accesses, of peers to a region, and of peers to a window that begins and ends inside it.
     #[test]
     fn bounds_are_exact_and_do_not_wrap() {
-        let tpt = table(0);
-        let check = |address, length| {
-            tpt.check_local(TAG.0, address, length, DOMAIN, LocalAccess::Read)
-                .map(|_| ())
-        };
-        assert_eq!(check(ADDRESS + LENGTH - 1, 1), Ok(()));
-        for (address, length) in [
-            (ADDRESS - 1, 1),
-            (ADDRESS - 1, LENGTH),
-            (ADDRESS, LENGTH + 1),
-            (ADDRESS + LENGTH, 1),
-            (ADDRESS + 1, u64::MAX),
-            (u64::MAX, 2),
-            (0, 1),
-        ] {
-            assert_eq!(check(address, length), Err(TptError::OutOfBounds));
+        let region = table(ACCESS_REMOTE_WRITE);
+        let mut windowed = with_window(TagKind::Window1);
+        windowed.bind(&bind_part(1), HOLDER).unwrap();
+        let part = bind_part(1);
+        let bound = Tag::new(5, 2);
+        type Checked<'a> = &'a dyn Fn(u64, u64) -> Result<(), TptError>;
+        let checks: [(u64, u64, Checked<'_>); 3] = [
+            (ADDRESS, LENGTH, &|address, length| {
+                region
+                    .check_local(TAG.0, address, length, DOMAIN, LocalAccess::Read)
+                    .map(|_| ())
+            }),
+            (ADDRESS, LENGTH, &|address, length| {
+                remote(&region, TAG, address, length, 2).map(|_| ())
+            }),
+            (part.address, part.length, &|address, length| {
+                remote(&windowed, bound, address, length, 2).map(|_| ())
+            }),
+        ];
+        for (first, total, check) in checks {
+            assert_eq!(check(first, total), Ok(()));
+            assert_eq!(check(first + total - 1, 1), Ok(()));
+            for (address, length) in [
+                (first - 1, 1),
+                (first - 1, total),
+                (first, total + 1),
+                (first + total, 1),
+                (first + 1, u64::MAX),
+                (first, u64::MAX),
+                (u64::MAX, 1),
+                (u64::MAX, 2),
+                (0, 1),
+            ] {
+                assert_eq!(
+                    check(address, length),
+                    Err(TptError::OutOfBounds),
+                    "{address:#x} {length:#x}"
+                );
+            }
+            // Nothing has no place, and needs none.
+            for address in [0, first - 1, first, first + total, u64::MAX] {
+                assert_eq!(check(address, 0), Ok(()));
+            }
         }
     }
 
@@ -2262,7 +2298,7 @@ mod tests {
         // The region itself gives peers nothing.
         assert_eq!(
             remote(&tpt, TAG, ADDRESS + 100, 1, 2),
-            Err(TptError::AccessDenied)
+            Err(TptError::WrongKind)
         );
         // Bound again, it gives what it is given then.
         let read_only = BindPart {

@@ -4,8 +4,8 @@
 //! ends with its status and number, the other end sees what it is to see, and no byte moves.
 
 use super::refusal::{
-    bad_receive, failed, fails_locally, flushes, from_there, mark, next_key, refused, run_beside,
-    second, untouched, vendor, work, wrong,
+    bad_receive, failed, fails_locally, flushes, from_there, mark, next_key, refused, refused_for,
+    run_beside, second, untouched, vendor, work, wrong,
 };
 use crate::bench::{At, Bench, End, Pair, PairEnd, PairOptions, ALL_ACCESS, ATOMIC_ACCESS};
 use crate::expect;
@@ -53,6 +53,7 @@ impl Operation {
 struct Broken {
     address: u64,
     key: u32,
+    /// What the device says of it: of a local access in `vendor_err`, of a peer's at the end that refuses it.
     vendor_err: u32,
 }
 
@@ -193,7 +194,7 @@ fn remote(bench: &mut Bench, make: Break, operation: Operation) -> Check {
     let mut bad = work(&pair, operation.opcode(), operation.length());
     bad.operands = (1, 0);
     (bad.remote_address, bad.rkey) = (broken.address, broken.key);
-    refused(bench, &pair, &bad)
+    refused_for(bench, &pair, &bad, broken.vendor_err)
 }
 
 fn own(pair: &Pair, end: End) -> &PairEnd {
@@ -314,7 +315,7 @@ fn others_window(bench: &mut Bench, pair: &Pair, end: End, _: Operation) -> Chec
     Ok(Broken {
         address: inside(first),
         key,
-        vendor_err: 0,
+        vendor_err: vendor::WRONG_QUEUE_PAIR,
     })
 }
 
@@ -410,7 +411,7 @@ fn local_only(bench: &mut Bench, pair: &Pair, end: End, _: Operation) -> Check<B
     Ok(Broken {
         address: inside(first),
         key,
-        vendor_err: 0,
+        vendor_err: vendor::WRONG_KIND,
     })
 }
 
@@ -429,7 +430,7 @@ fn but_this(bench: &mut Bench, pair: &Pair, end: End, operation: Operation) -> C
     Ok(Broken {
         address: inside(first),
         key,
-        vendor_err: 0,
+        vendor_err: vendor::NO_RIGHT,
     })
 }
 
@@ -444,7 +445,7 @@ fn window_but_this(
     Ok(Broken {
         address: inside(first),
         key,
-        vendor_err: 0,
+        vendor_err: vendor::NO_RIGHT,
     })
 }
 
@@ -514,7 +515,7 @@ fn queue_pair(bench: &mut Bench) -> Check {
         })?;
         let mut bad = work(&pair, operation.opcode(), operation.length());
         bad.operands = (1, 0);
-        refused(bench, &pair, &bad)
+        refused_for(bench, &pair, &bad, vendor::QUEUE_PAIR_RIGHT)
     })
 }
 
@@ -542,5 +543,5 @@ fn keys(bench: &mut Bench) -> Check {
     }
     let mut again = work(&pair, IBV_WR_RDMA_WRITE, 100);
     again.rkey = keys[keys.len() - 1];
-    refused(bench, &pair, &again)
+    refused_for(bench, &pair, &again, vendor::NO_ENTRY)
 }
