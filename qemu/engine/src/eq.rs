@@ -1239,7 +1239,18 @@ impl Core {
 
     /// Writes an asynchronous RDMA event.
     pub fn async_event(&mut self, code: EventCode, id: u32, host: &mut dyn Host) {
-        self.post_event(self.route(code), event(code, id, 0, 0), host);
+        self.async_event_with(code, id, 0, host);
+    }
+
+    /// The same with its `param0`.
+    pub(crate) fn async_event_with(
+        &mut self,
+        code: EventCode,
+        id: u32,
+        param0: u64,
+        host: &mut dyn Host,
+    ) {
+        self.post_event(self.route(code), event(code, id, param0, 0), host);
     }
 
     /// A queue pair is gone: no event is written for it any more.

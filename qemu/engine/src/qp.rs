@@ -31,6 +31,9 @@ const NO_CQ: u32 = QUEUE_NONE;
 /// Reads and atomics in flight, each way.
 pub const MAX_READ: u8 = 16;
 
+/// An asynchronous event of a queue pair, and its `param0`.
+pub(crate) type OwedEvent = (EventCode, u64);
+
 /// A queue pair.
 #[derive(Debug)]
 pub struct QueuePair {
@@ -78,7 +81,7 @@ pub struct QueuePair {
     /// What it has counted.
     pub(crate) counters: QpCounters,
     /// Events to be raised when all that they are about is flushed.
-    owed: Vec<EventCode>,
+    owed: Vec<OwedEvent>,
 }
 
 impl QueuePair {
@@ -95,6 +98,7 @@ impl QueuePair {
         Holder {
             pd: self.pd,
             qpn: self.number,
+            windows_only: self.flags & QP_FLAG_WINDOWS_ONLY != 0,
         }
     }
 
@@ -363,6 +367,7 @@ pub(crate) fn create(
         | QP_FLAG_SRQ
         | QP_FLAG_FAST_REGISTER
         | QP_FLAG_FAST_REGISTER_DRAINS
+        | QP_FLAG_WINDOWS_ONLY
         | QP_FLAG_LISTS;
     if command.flags & !known != 0 {
         return Err(CommandStatus::BadParameter);
@@ -384,6 +389,9 @@ pub(crate) fn create(
     }
     if command.flags & QP_FLAG_LISTS != 0 {
         needed |= FEATURE_LISTS;
+    }
+    if command.flags & QP_FLAG_WINDOWS_ONLY != 0 {
+        needed |= FEATURE_WINDOWS_ONLY;
     }
     let drains = command.flags & QP_FLAG_FAST_REGISTER_DRAINS != 0;
     let registers = core.features & (FEATURE_FAST_REGISTER | FEATURE_LISTS) != 0;
@@ -787,7 +795,7 @@ pub fn enter_error(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
 fn enter_error_with(
     core: &mut Core,
     qp: &mut QueuePair,
-    cause: Option<EventCode>,
+    cause: Option<OwedEvent>,
     host: &mut dyn Host,
 ) {
     let entered = qp.state != State::Error;
@@ -809,7 +817,7 @@ fn enter_error_with(
         let _ = core.complete_receive(qp, &completion, host);
     }
     if entered {
-        let last = qp.srqn.is_some().then_some(EventCode::LastWqeReached);
+        let last = qp.srqn.is_some().then_some((EventCode::LastWqeReached, 0));
         qp.owed.extend(last.into_iter().chain(refused).chain(cause));
         raise_owed(core, qp, host);
     }
@@ -828,8 +836,8 @@ fn raise_owed(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
 }
 
 fn raise_all_owed(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
-    for code in std::mem::take(&mut qp.owed) {
-        core.async_event(code, qp.number, host);
+    for (code, why) in std::mem::take(&mut qp.owed) {
+        core.async_event_with(code, qp.number, why, host);
     }
 }
 
@@ -848,7 +856,7 @@ pub fn enter_send_error(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host
 /// To state ERROR where the consumer cannot learn of it from a completion: the completion queue
 /// is dead, or the rings make no sense.
 pub fn fail(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
-    enter_error_with(core, qp, Some(EventCode::QueuePairFatal), host);
+    enter_error_with(core, qp, Some((EventCode::QueuePairFatal, 0)), host);
 }
 
 /// Stops the send queue after the completion of a registration that failed
@@ -858,7 +866,7 @@ pub(crate) fn stop_sending(core: &mut Core, qp: &mut QueuePair, host: &mut dyn H
     qp.state = State::Sqd;
     qp.draining = false;
     qp.stopped = true;
-    qp.owed.push(EventCode::SendQueueDrained);
+    qp.owed.push((EventCode::SendQueueDrained, 0));
     flush_stopped(core, qp, host);
 }
 

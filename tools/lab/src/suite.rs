@@ -31,6 +31,8 @@ pub struct Options {
     pub list: bool,
     /// The long run, with its own stages.
     pub long: bool,
+    /// Of what runs in VMs only the long groups.
+    pub only_long_groups: bool,
     /// How many seeds and cases the long run tries.
     pub seeds: Option<u32>,
     /// Run everything that needs VMs on this kernel.
@@ -45,7 +47,7 @@ pub struct Options {
 pub const STAGES: &[&str] = &["lint", "abi", "unit", "conformance", "kunit", "vm"];
 
 /// All stages of the long run.
-pub const LONG_STAGES: &[&str] = &["seeds", "boots", "patches", "kasan", "kcsan"];
+pub const LONG_STAGES: &[&str] = &["seeds", "boots", "patches", "long", "kasan", "kcsan"];
 
 /// How many seeds of hostile guests and wires the long run tries, and how many cases of each
 /// property.
@@ -92,6 +94,9 @@ impl Options {
     /// What is wanted of a group.
     fn wanted_of(&self, group: &Group) -> Vec<(String, &'static VmTest)> {
         if group.long && !self.long && self.filter.is_none() {
+            return Vec::new();
+        }
+        if !group.long && self.only_long_groups {
             return Vec::new();
         }
         let tests = group.tests();
@@ -201,6 +206,15 @@ fn long_stages(options: &Options, report: &mut Report) -> Result<()> {
     if options.stage_wanted("patches") {
         report.stage("patches: the kernel builds after each");
         crate::patches::build_tests(|name| options.wanted(name), report)?;
+    }
+    if options.stage_wanted("long") {
+        // `make test` has the others on the kernels that they are meant for.
+        let long = Options {
+            stage: Some("vm".to_owned()),
+            only_long_groups: true,
+            ..options.clone()
+        };
+        in_vms(&long, report)?;
     }
     for flavour in [Flavour::Kasan, Flavour::Kcsan] {
         if options.stage_wanted(flavour.name()) {
@@ -873,7 +887,31 @@ fn vm_group(group: &Group, options: &Options, report: &Mutex<&mut Report>) -> Re
 
 #[cfg(test)]
 mod tests {
-    use super::cargo_results;
+    use super::{cargo_results, flavours, groups, Options};
+    use crate::kernel::Flavour;
+
+    #[test]
+    fn long_groups_are_of_the_long_run_and_of_its_stage_on_their_own_kernels() {
+        let usual = Options {
+            stage: Some("vm".to_owned()),
+            ..Options::default()
+        };
+        let all = Options {
+            long: true,
+            ..usual.clone()
+        };
+        let stage = Options {
+            only_long_groups: true,
+            ..all.clone()
+        };
+        for group in groups() {
+            let runs = |options: &Options| !options.wanted_of(&group).is_empty();
+            assert!(runs(&all));
+            assert_eq!(runs(&usual), !group.long, "{}", group.name);
+            assert_eq!(runs(&stage), group.long, "{}", group.name);
+        }
+        assert_eq!(flavours(&stage), [Flavour::Stock, Flavour::Test]);
+    }
 
     #[test]
     fn cargo_results_are_counted_by_crate() {

@@ -73,6 +73,7 @@ operations! {
     ChannelEvent,
     AsyncEvent,
     Counter,
+    Refused,
 }
 
 /// What the device counts (chapter 3 of its specification).
@@ -301,6 +302,22 @@ impl Agent {
         let text = std::fs::read_to_string(path)
             .map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EIO)))?;
         text.trim().parse().map_err(|_| Errno(libc::EPROTO))
+    }
+
+    /// What the driver shows of the last access that the device refused to the peer of a queue pair.
+    fn refused(&self, qpn: u32) -> Result<u32, Errno> {
+        let path = format!("/sys/kernel/debug/{}/qps", self.context.name());
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EIO)))?;
+        let mut lines = text.lines().map(|line| line.split(' '));
+        let mut names = lines.next().ok_or(Errno(libc::EPROTO))?;
+        let column = names.position(|name| name == "refused");
+        let mut line = lines
+            .find(|line| line.clone().next() == Some(&qpn.to_string()))
+            .ok_or(Errno(libc::ENOENT))?;
+        let why = column.and_then(|column| line.nth(column));
+        why.and_then(|why| why.parse().ok())
+            .ok_or(Errno(libc::EPROTO))
     }
 
     /// Does what a request says.
@@ -611,6 +628,7 @@ impl Agent {
                 None => Vec::new(),
                 Some((event, qpn)) => vec![u64::from(event), u64::from(qpn)],
             }),
+            Operation::Refused => Ok(vec![self.refused(w.u32()?)?.into()]),
             Operation::Counter => {
                 let counter = match w.next()? {
                     0 => Counter::Registrations,
@@ -1135,6 +1153,12 @@ impl Side {
             [event, qpn] => Ok(Some((event as u32, qpn as u32))),
             _ => Err(Errno(libc::EPROTO)),
         }
+    }
+
+    /// Why the device refused an access of the peer of a queue pair the last time (`ferritectl.md`).
+    pub fn refused(&mut self, qpn: u32) -> Result<u32, Errno> {
+        self.number(Operation::Refused, &[u64::from(qpn)])
+            .map(|why| why as u32)
     }
 
     /// Asks for a state without any attribute.

@@ -233,7 +233,7 @@ impl Writer for QueuePairs {
     fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "qpn owner type state send_cqn recv_cqn sq_blocks rq_entries"
+            "qpn owner type state send_cqn recv_cqn sq_blocks rq_entries refused"
         )?;
         let mut result = Ok(());
         self.0.qps.for_each(|qpn, qp| {
@@ -250,7 +250,7 @@ impl Writer for QueuePairs {
             };
             let line = writeln!(
                 f,
-                "{} {} {} {:?} {} {} {} {}",
+                "{} {} {} {:?} {} {} {} {} {}",
                 qpn,
                 owner(qp.is_user()),
                 kind,
@@ -258,7 +258,8 @@ impl Writer for QueuePairs {
                 qp.send_cq().map_or(0, |cq| cq.number()),
                 qp.recv_cq().map_or(0, |cq| cq.number()),
                 1u32 << sq,
-                1u32 << rq
+                1u32 << rq,
+                qp.refused()
             );
             result = result.and(line);
         });

@@ -824,7 +824,9 @@ impl Hardware {
                 self.queue_pair_event(event.id, QpEvent::RequestError);
             }
             EventCode::QueuePairAccessError => {
-                self.queue_pair_event(event.id, QpEvent::AccessError);
+                if let Some(qp) = self.qps.get(event.id as usize) {
+                    FerriteQp::refused_access(&qp, event.param0);
+                }
             }
             EventCode::CommunicationEstablished => {
                 self.queue_pair_event(event.id, QpEvent::CommunicationEstablished);

@@ -400,7 +400,7 @@ enum RegionMemory {
     /// Memory of a process whose pages come and go.
     OnDemand(OnDemand),
     /// Memory of the device.
-    Device { _piece: Arc<Piece> },
+    Device { _piece: Arc<Piece>, access: Access },
     /// Pieces of other regions of a process, whichever the last registration by work request said. The
     /// device knows what they are, and looks at them each time.
     Pieces { most: u32 },
@@ -412,9 +412,16 @@ impl RegionMemory {
     fn takes_windows(&self) -> bool {
         match self {
             Self::User { state, .. } => state.lock().access.contains(Access::MW_BIND),
-            // Its tags are made by work requests, of which the driver does not know all.
-            _ => true,
+            Self::Device { access, .. } => access.contains(Access::MW_BIND),
+            Self::OnDemand(_) => true,
+            // Those of the kernel are in its own domains, where nobody makes windows; none is bound to a list.
+            Self::All | Self::Frwr(_) | Self::Pieces { .. } => false,
         }
+    }
+
+    /// Whether somebody may stand still for the region, whom only the device can tell that it has ended.
+    fn is_waited_for(&self) -> bool {
+        matches!(self, Self::OnDemand(_))
     }
 }
 
@@ -615,7 +622,10 @@ impl FerriteMr {
         new.set_keys(tag.0, tag.0);
         new.init(Ok::<_, Error>(Self {
             object: Some(object),
-            memory: RegionMemory::Device { _piece: piece },
+            memory: RegionMemory::Device {
+                _piece: piece,
+                access: region.access,
+            },
             tag: Some(taken),
         }))
     }
@@ -816,13 +826,19 @@ impl MrOps for Ferrite {
     /// Ends a region: afterwards its keys are refused. `EBUSY` while windows are bound to it.
     fn dereg_mr(mr: &Mr<Self>, pd: &Pd<Self>) -> Result {
         if let Some(object) = &mr.object {
-            if mr.memory.takes_windows() {
+            let windows = &pd.windows;
+            let is_released = match &mr.memory {
+                memory if memory.is_waited_for() => false,
+                memory if memory.takes_windows() => windows.if_none(|| object.release()),
+                _ => {
+                    object.release();
+                    true
+                }
+            };
+            if !is_released {
                 // A window may be made and bound while the command is on its way.
-                let windows = &pd.windows;
                 let seen = windows.look();
                 object.destroy_unless_busy(|| windows.any_since(seen))?;
-            } else {
-                object.release();
             }
         }
         if let (RegionMemory::OnDemand(_), Some(tag)) = (&mr.memory, &mr.tag) {
@@ -1200,12 +1216,23 @@ mod tests {
     }
 
     #[test]
+    fn only_what_may_have_windows_or_is_waited_for_waits_for_its_end() {
+        let list = RegionMemory::Pieces { most: 4 };
+        assert!(!list.takes_windows() && !list.is_waited_for());
+        assert!(!RegionMemory::All.takes_windows() && !RegionMemory::All.is_waited_for());
+    }
+
+    #[test]
     fn the_last_byte_of_a_region_has_an_address() {
         assert_eq!(device_address(0, 0x1000, 0x1000), Ok(0x1000));
         let last = u64::MAX - 0xfff;
         assert_eq!(device_address(0, last, 0xfff), Ok(last));
         assert_eq!(device_address(0, last, 0x1000), Err(EINVAL));
         assert_eq!(device_address(0, u64::MAX, 1), Err(EINVAL));
+        // Nothing has an address, whichever.
+        for address in [0, 0x1000, u64::MAX] {
+            assert_eq!(device_address(0, address, 0), Ok(address));
+        }
         // Addresses that count from zero are whatever they were asked to be.
         assert_eq!(device_address(abi::ACCESS_ZERO_BASED, last, 0x1000), Ok(0));
     }

@@ -25,11 +25,15 @@ use crate::{
     },
 };
 use kernel::{
+    new_mutex,
     prelude::*,
-    sync::atomic::{
-        Acquire,
-        Atomic,
-        Full, //
+    sync::{
+        atomic::{
+            Acquire,
+            Atomic,
+            Full, //
+        },
+        Mutex, //
     },
 };
 
@@ -42,7 +46,11 @@ pub(crate) struct FerriteMw {
 }
 
 /// The memory windows of a protection domain, any of which may be bound to a region of it.
+#[pin_data]
 pub(crate) struct Windows {
+    /// Held while the device is told of one, and while it is told of the end of a region because there is none.
+    #[pin]
+    telling: Mutex<()>,
     /// Windows that the device may know.
     now: Atomic<u32>,
     /// Windows that it was ever told of, free-running.
@@ -58,11 +66,23 @@ pub(crate) struct WindowsSeen {
 
 impl Windows {
     /// None yet.
-    pub(crate) const fn new() -> Self {
-        Self {
+    pub(crate) fn new() -> impl PinInit<Self> {
+        pin_init!(Self {
+            telling <- new_mutex!((), "ferrite_windows"),
             now: Atomic::new(0),
             made: Atomic::new(0),
+        })
+    }
+
+    /// Calls `tell`, which gives the device a command, if there is no window that the device could know before
+    /// that command; returns whether it did. The device does what is on tags in the order of the commands. Sleeps.
+    pub(crate) fn if_none(&self, tell: impl FnOnce()) -> bool {
+        let _telling = self.telling.lock();
+        let is_none = self.now.load(Acquire) == 0;
+        if is_none {
+            tell();
         }
+        is_none
     }
 
     /// The device is about to be told of one.
@@ -137,6 +157,7 @@ impl MwOps for Ferrite {
         } else {
             TagKind::Window1
         };
+        let _telling = pd.windows.telling.lock();
         // Before the device knows it: a process guesses the key, and binds it at once.
         pd.windows.add();
         let made = FerriteMw::create_counted(pd, new, kind);
@@ -159,10 +180,12 @@ impl MwOps for Ferrite {
 #[kunit_tests(ferrite_mw)]
 mod tests {
     use super::*;
+    use core::cell::Cell;
+    use pin_init::stack_pin_init;
 
     #[test]
     fn a_window_that_came_and_went_meanwhile_counts() {
-        let windows = Windows::new();
+        stack_pin_init!(let windows = Windows::new());
         let none = windows.look();
         assert!(!windows.any_since(none));
         windows.add();
@@ -173,5 +196,18 @@ mod tests {
         assert!(windows.any_since(one));
         // By now there is none, and none comes.
         assert!(!windows.any_since(windows.look()));
+    }
+
+    #[test]
+    fn a_region_ends_at_once_where_there_is_no_window() {
+        stack_pin_init!(let windows = Windows::new());
+        let told = Cell::new(0);
+        let tell = || told.set(told.get() + 1);
+        assert!(windows.if_none(tell));
+        windows.add();
+        assert!(!windows.if_none(tell));
+        windows.remove();
+        assert!(windows.if_none(tell));
+        assert_eq!(told.get(), 2);
     }
 }

@@ -31,8 +31,10 @@ use kernel::{
 };
 
 /// The driver's data of a protection domain.
+#[pin_data]
 pub(crate) struct FerritePd {
     number: Number,
+    #[pin]
     pub(crate) windows: Windows,
     /// The regions of the user context that it is of, if it is of one.
     pub(crate) regions: Option<Arc<Names<Mutex<UserState>>>>,
@@ -63,13 +65,14 @@ impl PdOps for Ferrite {
             pdn: number.get(),
             reserved: 0,
         };
-        let pd = new.init(Ok::<_, Error>(FerritePd {
+        let regions = udata
+            .and_then(Udata::context)
+            .map(|context| context.regions.clone());
+        let pd = new.init(try_pin_init!(FerritePd {
             number,
-            windows: Windows::new(),
-            regions: udata
-                .and_then(Udata::context)
-                .map(|context| context.regions.clone()),
-        }))?;
+            windows <- Windows::new(),
+            regions,
+        }? Error))?;
         if let Some(udata) = udata {
             udata.expect_empty()?;
             udata.respond(&response)?;

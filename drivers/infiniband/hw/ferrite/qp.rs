@@ -106,6 +106,8 @@ pub(crate) struct FerriteQp {
     events: Arc<QpEvents>,
     /// The consumer was told of the last receive off a shared queue, since state RESET.
     last_receive: Atomic<u32>,
+    /// What the device said of the last access of the peer that it refused.
+    refused: Atomic<u32>,
     #[pin]
     values: Mutex<QpValues>,
     /// The multicast groups it is in, each as often as it was let in.
@@ -134,6 +136,18 @@ impl FerriteQp {
             return;
         }
         qp.events.raise(&hw.events, qp, event);
+    }
+
+    /// The device refused an access of the peer, by which of its checks `why` says.
+    pub(crate) fn refused_access(qp: &Qp<Ferrite>, why: u64) {
+        // A number for people: one that is none of the device's is as good as another.
+        qp.refused.store(why as u32, Relaxed);
+        Self::raise(qp, QpEvent::AccessError);
+    }
+
+    /// Why the device refused an access of the peer the last time, zero where it never did.
+    pub(crate) fn refused(&self) -> u32 {
+        self.refused.load(Relaxed)
     }
 
     /// The device failed, and takes no more receives: a consumer in the kernel that shares them
@@ -268,6 +282,7 @@ impl FerriteQp {
             state: Atomic::new(QpState::Reset.as_raw()),
             events,
             last_receive: Atomic::new(0),
+            refused: Atomic::new(0),
             values <- new_mutex!(values, "ferrite_qp"),
             groups <- new_mutex!(KVec::new(), "ferrite_qp_groups"),
         }? Error))?;

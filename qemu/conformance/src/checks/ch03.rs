@@ -1474,6 +1474,7 @@ fn services_not_agreed_on(host: &mut Host) -> Outcome {
         QP_FLAG_SRQ,
         QP_FLAG_FAST_REGISTER,
         QP_FLAG_FAST_REGISTER_DRAINS,
+        QP_FLAG_WINDOWS_ONLY,
     ] {
         let mut command = host.qp_command(Service::Rc, &cq);
         command.flags = flags;

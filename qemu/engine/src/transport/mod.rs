@@ -17,12 +17,12 @@ use crate::counters::QpCounters;
 use crate::memory::{Host, Way};
 use crate::multicast::{is_multicast, MULTICAST_QPN};
 use crate::paging::{Place, Side};
-use crate::qp::{QueuePair, QueuePairs};
+use crate::qp::{OwedEvent, QueuePair, QueuePairs};
 use crate::roce::{
     self, Bth, Frame, Packet, PacketError, Path, Template, PKEY_DEFAULT, VLAN_ID_MASK,
 };
 use crate::{Disposition, Medium, Progress};
-use ferrite_abi::{EventCode, QueuePairStateCode as State, Service};
+use ferrite_abi::{QueuePairStateCode as State, Service};
 use ferrite_abi::{
     FEATURE_ATOMICS, FEATURE_ATOMIC_WRITE, FEATURE_FAST_REGISTER, FEATURE_FLUSH, FEATURE_LISTS,
     FEATURE_MULTICAST, FEATURE_UC, FEATURE_UD, FEATURE_WINDOWS, FEATURE_XRC, MODIFY_ADDRESS_VECTOR,
@@ -81,7 +81,7 @@ impl Connection {
     }
 
     /// The event that a refused request of the peer is to be told by.
-    pub(crate) fn refused(&self) -> Option<EventCode> {
+    pub(crate) fn refused(&self) -> Option<OwedEvent> {
         self.responder.refused()
     }
 

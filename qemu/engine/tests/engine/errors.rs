@@ -49,12 +49,30 @@ impl Bench {
 
     /// What is left of B: its state, the statuses of its completions, its events.
     fn responder(&mut self) -> (QueuePairStateCode, Vec<CompletionStatus>, Vec<EventCode>) {
+        let (state, statuses, events) = self.responder_and_causes();
+        (
+            state,
+            statuses,
+            events.into_iter().map(|(code, _)| code).collect(),
+        )
+    }
+
+    /// The same, with what its events say of why they were raised.
+    #[allow(clippy::type_complexity)]
+    fn responder_and_causes(
+        &mut self,
+    ) -> (
+        QueuePairStateCode,
+        Vec<CompletionStatus>,
+        Vec<(EventCode, u64)>,
+    ) {
         let completions = self.pair.completions_b();
-        let events = self.pair.b.event_codes(EQ_ASYNC);
+        let events = self.pair.b.events(EQ_ASYNC);
+        let told = |event: &EventEntry| (EventCode::from_number(event.code).unwrap(), event.param0);
         (
             self.pair.b.qp_state(QPN_B),
             statuses(&completions),
-            events.into_iter().map(|(code, _)| code).collect(),
+            events.iter().map(told).collect(),
         )
     }
 }
@@ -107,22 +125,31 @@ fn a_read_into_memory_without_local_write_fails_locally() {
 fn a_wrong_remote_key_is_refused_and_both_ends_know() {
     let length = 16 << 10;
     type Case = fn(&mut Bench) -> (u64, u32);
-    let cases: [(&str, Case); 6] = [
-        ("no such tag", |bench| (bench.b.address, 0x9901)),
-        ("another instance", |bench| {
+    // Each breaks one check, or several of which the first decides; the numbers are those of chapter 4.
+    let cases: [(&str, u64, Case); 8] = [
+        ("no such tag", 1, |bench| (bench.b.address, 0x9901)),
+        ("no remote right", 3, |bench| {
+            let local = bench.pair.b.register(0x301, PD, ACCESS_LOCAL_WRITE, 4096);
+            (local.address, local.tag)
+        }),
+        ("no remote right, nor anything else", 3, |bench| {
+            let region = bench.pair.b.register(0x301, PD + 1, 0, 4096);
+            (region.address + 4096, region.tag + 1)
+        }),
+        ("another instance", 5, |bench| {
             (bench.b.address, bench.b.tag + 1)
         }),
-        ("one byte too far", |bench| {
+        ("one byte too far", 6, |bench| {
             (bench.b.address + (16 << 10) - 1999, bench.b.tag)
         }),
-        ("wrapping around", |bench| (u64::MAX - 5, bench.b.tag)),
-        ("another protection domain", |bench| {
+        ("wrapping around", 6, |bench| (u64::MAX - 5, bench.b.tag)),
+        ("another protection domain", 4, |bench| {
             let region = bench.pair.b.register(0x301, PD + 1, ALL, 4096);
             (region.address, region.tag)
         }),
-        ("all of memory", |_| (0x10_0000, TAG_ALL_MEMORY)),
+        ("all of memory", 8, |_| (0x10_0000, TAG_ALL_MEMORY)),
     ];
-    for (name, case) in cases {
+    for (name, cause, case) in cases {
         for opcode in [SendOpcode::Write, SendOpcode::Read] {
             let mut bench = bench();
             let (address, rkey) = case(&mut bench);
@@ -130,9 +157,10 @@ fn a_wrong_remote_key_is_refused_and_both_ends_know() {
             bench.pair.b.post_recv(QPN_B, &[]);
             let work = SendWork::new(opcode, &[bench.a.sge(0, 2000)]).remote(address, rkey);
             bench.fails_with(&work, CompletionStatus::RemoteAccess);
+            let event = (EventCode::QueuePairAccessError, cause);
             assert_eq!(
-                bench.responder(),
-                (Error, vec![Flushed], vec![EventCode::QueuePairAccessError]),
+                bench.responder_and_causes(),
+                (Error, vec![Flushed], vec![event]),
                 "{name}"
             );
             // Nothing but the good write before it has touched the memory.
@@ -187,10 +215,9 @@ fn a_missing_right_is_refused() {
                 let got = statuses(&bench.pair.completions_a());
                 assert_eq!(got, [CompletionStatus::RemoteAccess]);
             }
-            assert_eq!(
-                bench.responder(),
-                (Error, vec![], vec![EventCode::QueuePairAccessError])
-            );
+            let cause = if of_region { 7 } else { 21 };
+            let event = (EventCode::QueuePairAccessError, cause);
+            assert_eq!(bench.responder_and_causes(), (Error, vec![], vec![event]));
         }
     }
 }

@@ -154,7 +154,7 @@ pub fn groups() -> Vec<Group> {
                 ("moving", moving::FAILING),
                 ("registration", registration::SLOW),
                 ("registration", registration::FAILING),
-                ("NVMe-oF", nvme::SHORT),
+                ("NVMe-oF", nvme::TESTS),
                 ("iSER", iser::SHORT),
                 ("NFS/RDMA", nfs::SHORT),
                 ("RDS", rds::SHORT),
@@ -169,7 +169,6 @@ pub fn groups() -> Vec<Group> {
             options: |o| Options { cpus: 1, ..o },
             long: true,
             tests: &[
-                ("NVMe-oF", nvme::TESTS),
                 ("iSER", iser::TESTS),
                 ("NFS/RDMA", nfs::TESTS),
                 ("RDS", rds::TESTS),

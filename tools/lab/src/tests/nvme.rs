@@ -4,36 +4,24 @@
 
 use std::time::Duration;
 
-use anyhow::{ensure, Result};
+use anyhow::{ensure, Context, Result};
 
-use super::storage::{self, Disk, Transport, CONFIGFS};
+use super::driver::bind_anew;
+use super::storage::{self, Disk, Load, Transport, CONFIGFS};
 use super::VmTest;
 use crate::cluster::Cluster;
 use crate::vm::Vm;
 
 /// On machines with the driver loaded, on the stock kernel.
-pub const SHORT: &[VmTest] = &[VmTest::new(
-    "discovery, connection, fio with verification in 4 KiB, 64 KiB and 1 MiB",
-    |cluster| verified(cluster, |_, _| Ok(())),
-)];
-
-/// The same with all that users see go wrong.
 pub const TESTS: &[VmTest] = &[
     VmTest::new(
         "discovery, connection, fio with verification in 4 KiB, 64 KiB and 1 MiB, a file system",
-        |cluster| verified(cluster, storage::file_system),
+        verified,
     ),
     VmTest::new(
-        "a verified load goes on after a pulled cable",
-        storage::cable::<Nvme>,
-    ),
-    VmTest::new(
-        "a verified load goes on after a fatal stop of the initiator's device, and of the target's",
-        storage::fatal::<Nvme>,
-    ),
-    VmTest::new(
-        "a load whose target is removed fails, and both sides let go",
-        storage::removed::<Nvme>,
+        "a verified load goes on after a pulled cable, after a fatal stop of the initiator's device and of the \
+         target's; it fails when the target is removed, and both sides let go",
+        troubles,
     ),
 ];
 
@@ -229,8 +217,8 @@ impl Disk for Nvme {
     }
 }
 
-/// Finds the disk, writes it in every size of block, and does more with it.
-fn verified(cluster: &Cluster, more: fn(&Vm, &str) -> Result<()>) -> Result<()> {
+/// Finds the disk, writes it in every size of block, and has a file system on it.
+fn verified(cluster: &Cluster) -> Result<()> {
     storage::with_disk::<Nvme>(cluster, |one, two, disk| {
         let offered = one.sh(&format!("nvme discover -t rdma -a {} -s 4420", two.ip()))?;
         let listed = |name: &str, value: &str| {
@@ -244,6 +232,28 @@ fn verified(cluster: &Cluster, more: fn(&Vm, &str) -> Result<()>) -> Result<()> 
             "the disk is not listed:\n{offered}"
         );
         storage::verify(one, disk)?;
-        more(one, disk)
+        storage::file_system(one, disk)
+    })
+}
+
+/// All that users see go wrong, one after another under one load: a connection is what takes longest.
+fn troubles(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    for vm in [one, two] {
+        bind_anew(vm)?;
+    }
+    storage::with_disk::<Nvme>(cluster, |one, two, disk| {
+        let load = Load::start(cluster, one, disk)?;
+        storage::cable_pulled(cluster, two, one, Nvme::CONNECTED)?;
+        load.goes_on(cluster).context("after the cable was back")?;
+        for vm in [one, two] {
+            storage::begins_anew(cluster, vm, one, Nvme::CONNECTED)?;
+            load.goes_on(cluster)
+                .with_context(|| format!("after {} had another device", vm.name()))?;
+        }
+        // From here on nobody brings the connection back.
+        one.sh("for c in /sys/class/nvme/nvme*/ctrl_loss_tmo; do echo 2 >$c; done")?;
+        Nvme::remove(two)?;
+        load.fails()
     })
 }

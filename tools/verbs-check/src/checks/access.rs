@@ -4,10 +4,11 @@
 //! ends with its status and number, the other end sees what it is to see, and no byte moves.
 
 use super::refusal::{
-    bad_receive, failed, fails_locally, flushes, from_there, mark, next_key, refused, run_beside,
-    second, untouched, vendor, work, wrong,
+    bad_receive, failed, fails_locally, flushes, from_there, mark, next_key, refused, refused_for,
+    run_beside, second, untouched, vendor, work, wrong,
 };
 use crate::bench::{At, Bench, End, Pair, PairEnd, PairOptions, ALL_ACCESS, ATOMIC_ACCESS};
+use crate::direct::WINDOWS_ONLY;
 use crate::expect;
 use crate::report::{Check, Outcome, Report};
 use crate::sys::*;
@@ -53,6 +54,7 @@ impl Operation {
 struct Broken {
     address: u64,
     key: u32,
+    /// What the device says of it: of a local access in `vendor_err`, of a peer's at the end that refuses it.
     vendor_err: u32,
 }
 
@@ -127,6 +129,10 @@ pub fn run(bench: &mut Bench, report: &mut Report) {
             not_writable_window,
         ),
         ("a queue pair without the right", queue_pair),
+        (
+            "remote b: a region where only windows are let in",
+            windows_only,
+        ),
         ("a key is not given out again at once", keys),
     ] {
         checks.push((name.to_owned(), Box::new(body)));
@@ -193,7 +199,7 @@ fn remote(bench: &mut Bench, make: Break, operation: Operation) -> Check {
     let mut bad = work(&pair, operation.opcode(), operation.length());
     bad.operands = (1, 0);
     (bad.remote_address, bad.rkey) = (broken.address, broken.key);
-    refused(bench, &pair, &bad)
+    refused_for(bench, &pair, &bad, broken.vendor_err)
 }
 
 fn own(pair: &Pair, end: End) -> &PairEnd {
@@ -314,7 +320,7 @@ fn others_window(bench: &mut Bench, pair: &Pair, end: End, _: Operation) -> Chec
     Ok(Broken {
         address: inside(first),
         key,
-        vendor_err: 0,
+        vendor_err: vendor::WRONG_QUEUE_PAIR,
     })
 }
 
@@ -410,7 +416,7 @@ fn local_only(bench: &mut Bench, pair: &Pair, end: End, _: Operation) -> Check<B
     Ok(Broken {
         address: inside(first),
         key,
-        vendor_err: 0,
+        vendor_err: vendor::WRONG_KIND,
     })
 }
 
@@ -429,7 +435,7 @@ fn but_this(bench: &mut Bench, pair: &Pair, end: End, operation: Operation) -> C
     Ok(Broken {
         address: inside(first),
         key,
-        vendor_err: 0,
+        vendor_err: vendor::NO_RIGHT,
     })
 }
 
@@ -444,7 +450,7 @@ fn window_but_this(
     Ok(Broken {
         address: inside(first),
         key,
-        vendor_err: 0,
+        vendor_err: vendor::NO_RIGHT,
     })
 }
 
@@ -514,7 +520,60 @@ fn queue_pair(bench: &mut Bench) -> Check {
         })?;
         let mut bad = work(&pair, operation.opcode(), operation.length());
         bad.operands = (1, 0);
-        refused(bench, &pair, &bad)
+        refused_for(bench, &pair, &bad, vendor::QUEUE_PAIR_RIGHT)
+    })
+}
+
+/// On a queue pair that lets in windows only, the peer is refused what others of the domain let in, and uses windows as
+/// it does on others.
+fn windows_only(bench: &mut Bench) -> Check {
+    if !(bench.hello_here.ferrite && bench.hello_there.ferrite) {
+        return Err(Outcome::Skipped("not of both devices".into()));
+    }
+    let mut only = options(bench);
+    only.qp.direct = WINDOWS_ONLY;
+    each(bench, REMOTELY, |bench, operation| {
+        let pair = bench.pair(&only)?;
+        let asked = |address: u64, key: u32| {
+            let mut asked = work(&pair, operation.opcode(), operation.length());
+            asked.operands = (1, 0);
+            (asked.remote_address, asked.rkey) = (inside(address), key);
+            asked
+        };
+        let access = remote_rights(bench);
+        let (key, first) = bound(bench, &pair.there, End::There, access)?;
+        bench
+            .here
+            .post_send(pair.here.qp.qp, &asked(first, key))
+            .at("ibv_post_send")?;
+        bench.status(
+            End::Here,
+            pair.here.send_cq,
+            IBV_WC_SUCCESS,
+            "what goes through a window",
+        )?;
+        let (address, key) = (pair.there.address, pair.there.rkey);
+        // It has every right, as far as it goes.
+        let plain = options(bench);
+        let other = second(bench, &pair, &plain)?;
+        let mut open = asked(address, key);
+        open.wr_id = 79;
+        bench
+            .here
+            .post_send(other.here.qp.qp, &open)
+            .at("ibv_post_send")?;
+        bench.status(
+            End::Here,
+            other.here.send_cq,
+            IBV_WC_SUCCESS,
+            "the same on another queue pair",
+        )?;
+        bench.here.destroy(other.here.qp.qp).at("ibv_destroy_qp")?;
+        bench
+            .there
+            .destroy(other.there.qp.qp)
+            .at("ibv_destroy_qp")?;
+        refused_for(bench, &pair, &asked(address, key), vendor::WRONG_KIND)
     })
 }
 
@@ -542,5 +601,5 @@ fn keys(bench: &mut Bench) -> Check {
     }
     let mut again = work(&pair, IBV_WR_RDMA_WRITE, 100);
     again.rkey = keys[keys.len() - 1];
-    refused(bench, &pair, &again)
+    refused_for(bench, &pair, &again, vendor::NO_ENTRY)
 }

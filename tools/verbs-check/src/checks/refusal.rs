@@ -25,10 +25,13 @@ pub mod vendor {
     pub const ALL_MEMORY: u32 = 8;
     pub const NOT_REGISTRABLE: u32 = 9;
     pub const VALID_ALREADY: u32 = 10;
+    pub const WRONG_QUEUE_PAIR: u32 = 12;
     pub const PIECE_REFUSED: u32 = 15;
     pub const PIECE_RIGHTS: u32 = 16;
     pub const PIECE_KIND: u32 = 17;
     pub const PIECE_EMPTY: u32 = 18;
+    pub const REGISTRATION_FAILED: u32 = 19;
+    pub const QUEUE_PAIR_RIGHT: u32 = 21;
 }
 
 /// Runs checks, each while another queue pair has a message under way; a new one works after each.
@@ -312,6 +315,18 @@ pub fn refused(bench: &mut Bench, pair: &Pair, work: &SendWork) -> Check {
     mark(bench, pair)?;
     refused_as_it_is(bench, pair, work)?;
     untouched(bench, pair)?;
+    bench.destroy(pair)
+}
+
+/// As [`refused`]; a Ferrite device says at the other end why.
+pub fn refused_for(bench: &mut Bench, pair: &Pair, work: &SendWork, why: u32) -> Check {
+    mark(bench, pair)?;
+    refused_as_it_is(bench, pair, work)?;
+    untouched(bench, pair)?;
+    if bench.hello_there.ferrite {
+        let said = bench.there.refused(pair.there.qp.qpn);
+        expect!(said.at("debugfs")?, why, "why the device refused it");
+    }
     bench.destroy(pair)
 }
 

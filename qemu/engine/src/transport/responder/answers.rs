@@ -250,8 +250,8 @@ fn send_data(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> Data {
         qp.transport.responder.read_waited = None;
         return Data::Last;
     }
-    if sent.is_err() {
-        revoked(core, qp, psn);
+    if let Err(error) = sent {
+        revoked(core, qp, psn, error);
         return Data::More;
     }
     core.paging.went_on(qp.number, Side::Responder);

@@ -3,7 +3,7 @@
 //! A request whose turn it is, and those that bring data: sends and writes.
 
 use super::reads::{atomic, atomic_write, flush, read};
-use super::refusals::Refusal;
+use super::refusals::{Refusal, QUEUE_PAIR_RIGHT};
 use super::{remote_holder, Incoming};
 use crate::core::{Core, ReceiveCompletion};
 use crate::memory::Host;
@@ -204,7 +204,7 @@ fn send(
         let another = !early && core.tpt.is_early(tag);
         // What could be waited for was looked for before anything was placed.
         let invalidated = core.tpt.invalidate(tag, holder);
-        invalidated.map_err(|_| Refusal::Access)?;
+        invalidated.map_err(|error| Refusal::Access(error.vendor_syndrome()))?;
         core.counters.early_uses += u64::from(another);
     }
     qp.transport.responder.incoming = Incoming::None;
@@ -224,7 +224,7 @@ fn write(
     let (span, received, length) = match (packet.reth, &qp.transport.responder.incoming) {
         (Some(reth), _) => {
             if qp.attributes.access & ACCESS_REMOTE_WRITE == 0 {
-                return Err(Refusal::Access);
+                return Err(Refusal::Access(QUEUE_PAIR_RIGHT));
             }
             if reth.length > MAX_MESSAGE {
                 return Err(Refusal::Invalid);

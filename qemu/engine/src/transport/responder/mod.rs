@@ -29,7 +29,7 @@ use crate::core::{Core, ReceiveCompletion, Waited};
 use crate::counters::count;
 use crate::memory::Host;
 use crate::paging::{Place, Side};
-use crate::qp::{self, QueuePair};
+use crate::qp::{self, OwedEvent, QueuePair};
 use crate::queue::ReceiveRequest;
 use crate::roce::{psn_add, psn_diff, Bth, NakCode, Operation, Packet, Syndrome};
 use crate::tpt::{Holder, Span};
@@ -80,7 +80,7 @@ pub(super) struct Responder {
     /// The connection failed; the queue pair is in error when the queue of answers is empty.
     closing: bool,
     /// The event that tells of it then, where no completion does.
-    event: Option<EventCode>,
+    event: Option<OwedEvent>,
     /// The consumer was told of the first packet.
     established: bool,
     answers: VecDeque<Answer>,
@@ -106,7 +106,7 @@ impl Responder {
     }
 
     /// The event that a refused request is to be told by.
-    pub(super) fn refused(&self) -> Option<EventCode> {
+    pub(super) fn refused(&self) -> Option<OwedEvent> {
         self.event
     }
 
@@ -329,7 +329,7 @@ fn take_unreliable(
                 | Refusal::NotReady
                 | Refusal::PageAbsent
                 | Refusal::Invalid => {}
-                Refusal::Access
+                Refusal::Access(_)
                 | Refusal::Absent(_)
                 | Refusal::AbsentReceive(_)
                 | Refusal::Pending(_)
@@ -374,7 +374,7 @@ pub(super) fn unknown(core: &mut Core, qp: &mut QueuePair, bth: &Bth) -> Option<
     if bth.opcode >> 5 != service || responder.closing || bth.psn != responder.expected {
         return None;
     }
-    let event = EventCode::QueuePairRequestError;
+    let event = (EventCode::QueuePairRequestError, 0);
     close(core, qp, bth.psn, NakCode::InvalidRequest, Some(event));
     Some(())
 }

@@ -3,7 +3,7 @@
 //! Requests that have an answer of their own: reads, atomics, atomic writes and flushes.
 
 use super::answers::Answer;
-use super::refusals::Refusal;
+use super::refusals::{Refusal, QUEUE_PAIR_RIGHT};
 use super::remote_holder;
 use crate::core::Core;
 use crate::memory::Host;
@@ -43,7 +43,7 @@ pub(super) fn read(
 ) -> Result<(), Refusal> {
     let reth = packet.reth.ok_or(Refusal::Invalid)?;
     if qp.attributes.access & ACCESS_REMOTE_READ == 0 {
-        return Err(Refusal::Access);
+        return Err(Refusal::Access(QUEUE_PAIR_RIGHT));
     }
     check_depth(qp)?;
     if reth.length > MAX_MESSAGE {
@@ -87,7 +87,7 @@ pub(super) fn atomic(
         return Err(Refusal::Invalid);
     }
     if qp.attributes.access & ACCESS_REMOTE_ATOMIC == 0 {
-        return Err(Refusal::Access);
+        return Err(Refusal::Access(QUEUE_PAIR_RIGHT));
     }
     check_depth(qp)?;
     if atomic.address % 8 != 0 {
@@ -152,7 +152,7 @@ pub(super) fn atomic_write(
         return Err(Refusal::Invalid);
     }
     if qp.attributes.access & ACCESS_REMOTE_WRITE == 0 {
-        return Err(Refusal::Access);
+        return Err(Refusal::Access(QUEUE_PAIR_RIGHT));
     }
     // Not all requesters take atomic writes for reads in flight; but where there are to be none,
     // there are to be none of these.
@@ -193,7 +193,7 @@ pub(super) fn flush(
     }
     // Nobody can be given the right to ask for persistence.
     if placement & FLUSH_PERSISTENT != 0 || qp.attributes.access & ACCESS_FLUSH_GLOBAL == 0 {
-        return Err(Refusal::Access);
+        return Err(Refusal::Access(QUEUE_PAIR_RIGHT));
     }
     let range = match u32::from(feth.selectivity) {
         FLUSH_RANGE => Some((reth.address, reth.length.into())),

@@ -9,7 +9,7 @@ use crate::counters::count;
 use crate::cq::CompletionQueueDead;
 use crate::memory::Host;
 use crate::paging::{Fault, Outcome, Side};
-use crate::qp::QueuePair;
+use crate::qp::{OwedEvent, QueuePair};
 use crate::roce::{NakCode, Packet, Syndrome};
 use crate::tpt::TptError;
 use ferrite_abi::{CompletionStatus, EventCode};
@@ -17,12 +17,16 @@ use ferrite_abi::{CompletionStatus, EventCode};
 /// What a peer is told to wait at least for a page: code of 2.56 ms.
 const PAGE_RNR_TIMER: u8 = 16;
 
+/// Why an access is refused that no tag can make right: the queue pair has not the right for it. It goes on
+/// from [`TptError::vendor_syndrome`].
+pub(super) const QUEUE_PAIR_RIGHT: u32 = 21;
+
 /// Why a request is refused, and what the consumer of this queue pair is told.
 pub(super) enum Refusal {
     /// The requester is at fault in form.
     Invalid,
-    /// The requester may not do this.
-    Access,
+    /// The requester may not do this; the number says why.
+    Access(u32),
     /// A receive ends with this status; the code goes to the requester.
     Receive {
         status: CompletionStatus,
@@ -81,7 +85,7 @@ pub(super) fn settle(
     let refusal = match refusal {
         Refusal::Table(error) => match core.confirm(error, waited, host) {
             TptError::Pending(index) => Refusal::Pending(index),
-            _ => Refusal::Access,
+            error => Refusal::Access(error.vendor_syndrome()),
         },
         Refusal::TableReceive(error) => match core.confirm(error, waited, host) {
             TptError::Pending(index) => Refusal::Pending(index),
@@ -95,7 +99,10 @@ pub(super) fn settle(
             qp.transport.responder.request_waited = Some((psn, waited));
             return Refusal::Pending(index);
         }
-        Refusal::Absent(fault) => (fault, Refusal::Access),
+        Refusal::Absent(fault) => (
+            fault,
+            Refusal::Access(TptError::Absent(fault).vendor_syndrome()),
+        ),
         Refusal::AbsentReceive(fault) => (fault, receive_refused(TptError::Absent(fault))),
         refusal => return refusal,
     };
@@ -158,16 +165,17 @@ pub(super) fn refuse(
         }
         Refusal::Invalid => (
             NakCode::InvalidRequest,
-            Some(EventCode::QueuePairRequestError),
+            Some((EventCode::QueuePairRequestError, 0)),
         ),
-        Refusal::Access
-        | Refusal::Absent(_)
-        | Refusal::AbsentReceive(_)
-        | Refusal::Pending(_)
-        | Refusal::Table(_)
-        | Refusal::TableReceive(_) => {
-            count!(core, qp, access_errors);
-            (NakCode::RemoteAccess, Some(EventCode::QueuePairAccessError))
+        Refusal::Access(why) => access_refused(core, qp, why),
+        Refusal::Absent(fault) | Refusal::AbsentReceive(fault) => {
+            access_refused(core, qp, TptError::Absent(fault).vendor_syndrome())
+        }
+        Refusal::Pending(index) => {
+            access_refused(core, qp, TptError::Pending(index).vendor_syndrome())
+        }
+        Refusal::Table(error) | Refusal::TableReceive(error) => {
+            access_refused(core, qp, error.vendor_syndrome())
         }
         Refusal::Receive {
             status,
@@ -175,13 +183,22 @@ pub(super) fn refuse(
             code,
         } => {
             let told = fail_receive(core, qp, status, vendor_syndrome, host);
-            (code, told.is_err().then_some(EventCode::QueuePairFatal))
+            let event = told.is_err().then_some((EventCode::QueuePairFatal, 0));
+            (code, event)
         }
-        Refusal::Failed | Refusal::QueueDead => {
-            (NakCode::RemoteOperation, Some(EventCode::QueuePairFatal))
-        }
+        Refusal::Failed | Refusal::QueueDead => (
+            NakCode::RemoteOperation,
+            Some((EventCode::QueuePairFatal, 0)),
+        ),
     };
     close(core, qp, psn, code, event);
+}
+
+/// The answer to an access that is refused, and the event that says why.
+fn access_refused(core: &mut Core, qp: &mut QueuePair, why: u32) -> (NakCode, Option<OwedEvent>) {
+    count!(core, qp, access_errors);
+    let event = (EventCode::QueuePairAccessError, why.into());
+    (NakCode::RemoteAccess, Some(event))
 }
 
 /// Has the request at `psn` refused after all that is still to be answered. The consumer of this
@@ -191,7 +208,7 @@ pub(super) fn close(
     qp: &mut QueuePair,
     psn: u32,
     code: NakCode,
-    event: Option<EventCode>,
+    event: Option<OwedEvent>,
 ) {
     let responder = &mut qp.transport.responder;
     responder.closing = true;
@@ -201,9 +218,8 @@ pub(super) fn close(
 }
 
 /// The tag of the request at `psn` was revoked before all of it was carried out.
-pub(super) fn revoked(core: &mut Core, qp: &mut QueuePair, psn: u32) {
-    count!(core, qp, access_errors);
+pub(super) fn revoked(core: &mut Core, qp: &mut QueuePair, psn: u32, error: TptError) {
     qp.transport.responder.answers.clear();
-    let event = EventCode::QueuePairAccessError;
-    close(core, qp, psn, NakCode::RemoteAccess, Some(event));
+    let (code, event) = access_refused(core, qp, error.vendor_syndrome());
+    close(core, qp, psn, code, event);
 }
