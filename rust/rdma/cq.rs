@@ -8,6 +8,7 @@ use super::udata::expect_none;
 use super::{kind, Details, Device, Driver, New, Object, ObjectRef, Ops, Qp, QpOps};
 use crate::bindings;
 use core::marker::PhantomData;
+use core::mem::offset_of;
 use core::ptr;
 use kernel::build_error;
 use kernel::error::{from_result, VTABLE_DEFAULT_ERROR};
@@ -40,7 +41,8 @@ pub trait CqOps: Driver {
     /// [`CqOps::req_notify_cq`] may still be called.
     fn destroy_cq(cq: &Cq<Self>) -> Result;
 
-    /// Takes completions off a queue of the kernel. Atomic context.
+    /// Takes completions off a queue of the kernel. Atomic context. The core polls for a process, too, if it asks for
+    /// it ([`Cq::is_user`]).
     fn poll_cq(cq: &Cq<Self>, completions: &mut Completions<'_>) -> Result;
 
     /// Asks for an event at the next completion. Returns whether there are completions already,
@@ -173,9 +175,9 @@ unsafe extern "C" fn poll_cq<D: CqOps>(
 ) -> c_int {
     // SAFETY: `D` made the queue. Who calls `ib_poll_cq` has it: a consumer, which does not free it
     // meanwhile, or the core's own work, which `ib_free_cq` cancels before it ends the queue.
-    let cq = unsafe { Object::from_raw(cq) };
+    let cq = unsafe { Cq::<D>::from_raw(cq) };
     // SAFETY: The caller of `ib_poll_cq` gives room for `entries` completions at `wc`, and waits.
-    let mut completions = unsafe { Completions::new(wc, entries.max(0) as usize) };
+    let mut completions = unsafe { Completions::new(wc, entries.max(0) as usize, cq.is_user()) };
     match D::poll_cq(cq, &mut completions) {
         // What was taken off the queue has to be told even if the next one failed.
         Err(err) if completions.is_empty() => err.to_errno(),
@@ -535,6 +537,30 @@ impl<'a, D: QpOps> Wc<'a, D> {
     }
 }
 
+/// Has a completion that is going to be at `place` tell the number of its queue pair itself; returns what `qp` has to
+/// be for that.
+///
+/// `ib_uverbs_poll_cq` reads `wc.qp->qp_num`, and nothing else of the queue pair, after the driver has let go of the
+/// completion. It holds the completion queue only: another thread of the process may have destroyed the queue pair,
+/// which the core has freed, by then. The number is put where the sender's MAC address would be, of which processes are
+/// not told, and lives as long as the completion does.
+fn number_within(
+    place: *mut bindings::ib_wc,
+    wc: &mut bindings::ib_wc,
+    number: u32,
+) -> *mut bindings::ib_qp {
+    const PLACE: usize = offset_of!(bindings::ib_wc, smac);
+    const NUMBER: usize = offset_of!(bindings::ib_qp, qp_num);
+    const { assert!(PLACE % align_of::<u32>() == 0) };
+    let bytes = number.to_ne_bytes();
+    wc.smac[..bytes.len()].copy_from_slice(&bytes);
+    place
+        .cast::<u8>()
+        .wrapping_add(PLACE)
+        .wrapping_sub(NUMBER)
+        .cast()
+}
+
 /// Room of a consumer for completions.
 ///
 /// # Invariants
@@ -544,6 +570,8 @@ pub struct Completions<'a> {
     wcs: *mut bindings::ib_wc,
     capacity: usize,
     len: usize,
+    /// Whether the core polls for a process.
+    user: bool,
     _p: PhantomData<&'a mut bindings::ib_wc>,
 }
 
@@ -551,12 +579,13 @@ impl Completions<'_> {
     /// # Safety
     ///
     /// `wcs` must be valid for writes of `capacity` completions.
-    pub(super) unsafe fn new(wcs: *mut bindings::ib_wc, capacity: usize) -> Self {
+    pub(super) unsafe fn new(wcs: *mut bindings::ib_wc, capacity: usize, user: bool) -> Self {
         // INVARIANT: The caller vouches for room for `capacity`, of which none is used.
         Self {
             wcs,
             capacity,
             len: 0,
+            user,
             _p: PhantomData,
         }
     }
@@ -625,7 +654,12 @@ impl Completions<'_> {
         raw.wc_flags = flags as i32;
         // SAFETY: By the type invariant there is room for `capacity` completions, and `len` was
         // compared with that above.
-        unsafe { self.wcs.add(self.len).write(raw) };
+        let place = unsafe { self.wcs.add(self.len) };
+        if self.user {
+            raw.qp = number_within(place, &mut raw, wc.qp.number());
+        }
+        // SAFETY: There is room for a completion at `place`, as said above.
+        unsafe { place.write(raw) };
         // INVARIANT: One more is written.
         self.len += 1;
         true

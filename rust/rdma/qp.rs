@@ -47,6 +47,9 @@ pub trait QpOps: PdOps + CqOps {
 
     /// Posts work requests on the send queue of the kernel. On failure the request that
     /// [`SendList::next`] returned last is reported as the bad one. Atomic context.
+    ///
+    /// The core posts for a process, too, if it asks for it ([`Qp::is_user`]): addresses and keys are the process's
+    /// own then, and nothing about them is known to be right. Process context, where that is so.
     fn post_send(qp: &Qp<Self>, list: &mut SendList<'_, Self>) -> Result;
 
     /// Posts work requests on the receive queue of the kernel, as for `post_send`.

@@ -961,6 +961,37 @@ mod suite {
         assert_eq!(wr.copy_inline(&mut data)?, 5);
         assert_eq!(data, [1, 2, 3, 4, 5]);
         assert!(wr.copy_inline(&mut [0; 4]).is_err());
+        // A process's addresses are none of the kernel's.
+        // SAFETY: The memory is as the core's, and nobody else looks at it.
+        unsafe { (*qp.raw()).uobject = NonNull::dangling().as_ptr() };
+        // SAFETY: The list and what it points to are locals that outlive it.
+        let wr = unsafe { SendList::<'_, Minimal>::new(qp.raw(), &send) }.next();
+        let mut data = [0; 5];
+        assert!(wr.ok_or(EINVAL)?.copy_inline(&mut data).is_err());
+        assert_eq!(data, [0; 5]);
+        Ok(())
+    }
+
+    #[test]
+    fn completions_of_a_process_need_no_queue_pair() -> Result {
+        let mut wc: bindings::ib_wc = pin_init::zeroed();
+        let mut memory = Memory::<kind::Qp>::new()?;
+        // SAFETY: `memory` is as the core allocates it: zeroed, of the size of the object, and
+        // nobody else's.
+        let mut new = unsafe { Object::<kind::Qp, Minimal>::prepare(memory.raw()) };
+        new.set_number(0x123456);
+        let qp = new.init(())?;
+        // SAFETY: `wc` is a local with room for one, which outlives the list.
+        let mut completions = unsafe { Completions::new(&mut wc, 1, true) };
+        assert!(completions.push(&Wc::new(qp, 1, WcOpcode::Recv)));
+        // SAFETY: The object was prepared above, nobody has a reference to it, and it is not used
+        // afterwards.
+        unsafe { Object::<kind::Qp, Minimal>::finish(memory.raw()) };
+        drop(memory);
+        // As `copy_wc_to_user` does.
+        // SAFETY: The number is within `wc`, as the completion says.
+        let number = unsafe { core::ptr::addr_of!((*wc.qp).qp_num).read() };
+        assert_eq!((number, wc.wc_flags), (0x123456, 0));
         Ok(())
     }
 
@@ -973,7 +1004,7 @@ mod suite {
         let qp = new.init(())?;
         let mut wcs: [bindings::ib_wc; 2] = pin_init::zeroed();
         // SAFETY: `wcs` is a local with room for two, which outlives the list.
-        let mut completions = unsafe { Completions::new(wcs.as_mut_ptr(), 2) };
+        let mut completions = unsafe { Completions::new(wcs.as_mut_ptr(), 2, false) };
         let mut wc = Wc::new(qp, 0xabc, WcOpcode::Recv);
         wc.imm_data = Some(0x0102_0304);
         assert!(completions.push(&wc));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Work requests of kernel consumers.
+//! Work requests: those of kernel consumers, and those that the core posts for processes (uverbs).
 
 use super::{kind, Access, Ah, AhOps, Driver, Mr, MrOps, Object, REGISTER_SEND_OPCODE};
 use crate::bindings;
@@ -157,6 +157,8 @@ struct Poster {
     pd: *const bindings::ib_pd,
     /// Whether it sends datagrams.
     datagram: bool,
+    /// Whether it belongs to a process.
+    user: bool,
 }
 
 impl<'a, D: Driver> SendWr<'a, D> {
@@ -185,9 +187,10 @@ impl<'a, D: Driver> SendWr<'a, D> {
 
     /// Copies inline data to `to`; returns how many bytes there were.
     ///
-    /// Fails if `to` is too small, or the request is not [`SendFlags::INLINE`].
+    /// Fails if `to` is too small, the request is not [`SendFlags::INLINE`], or it is one of a process: what that
+    /// posts (`ib_uverbs_post_send`) are addresses of its own.
     pub fn copy_inline(&self, to: &mut [u8]) -> Result<usize> {
-        if !self.flags().contains(SendFlags::INLINE) {
+        if self.qp.user || !self.flags().contains(SendFlags::INLINE) {
             return Err(EINVAL);
         }
         let mut used = 0;
@@ -195,8 +198,8 @@ impl<'a, D: Driver> SendWr<'a, D> {
             let length = sge.length() as usize;
             let room = to.get_mut(used..).and_then(|rest| rest.get_mut(..length));
             let room = room.ok_or(EINVAL)?;
-            // SAFETY: Whoever posts inline data in the kernel gives kernel addresses, of memory
-            // that can be read until posting returns.
+            // SAFETY: The queue pair is no process's, so that it was not uverbs who posted: consumers in the
+            // kernel give kernel addresses with inline data, of memory that can be read until posting returns.
             unsafe {
                 ptr::copy_nonoverlapping(sge.addr() as *const u8, room.as_mut_ptr(), length);
             }
@@ -357,8 +360,8 @@ impl<'a, D: Driver> SendList<'a, D> {
         qp: *const bindings::ib_qp,
         first: *const bindings::ib_send_wr,
     ) -> Self {
-        // SAFETY: The caller vouches for the queue pair; device, domain and type are set before the core
-        // calls `create_qp`, and do not change.
+        // SAFETY: The caller vouches for the queue pair; device, domain, type and whose it is are set before the
+        // core calls `create_qp`, and do not change.
         let qp = unsafe {
             Poster {
                 device: (*qp).device,
@@ -367,6 +370,7 @@ impl<'a, D: Driver> SendList<'a, D> {
                     (*qp).qp_type,
                     bindings::ib_qp_type_IB_QPT_UD | bindings::ib_qp_type_IB_QPT_GSI
                 ),
+                user: !(*qp).uobject.is_null(),
             }
         };
         // INVARIANT: The caller vouches for a list that is kept for `'a`.

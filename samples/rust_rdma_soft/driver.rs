@@ -13,7 +13,8 @@ use crate::rdma::{
     kind, Access, Completions, Cq, CqInitAttr, CqOps, Device, DeviceAttr, DeviceCaps, Driver,
     FastRegOps, GidAttr, GidOps, Mr, MrOps, Mtu, Netdev, NetdevEvent, NetdevOps, New, Notify, Ops,
     Pd, PdOps, PortAttr, PortImmutable, Qp, QpAttr, QpCap, QpInitAttr, QpOps, QpQuery, QpState,
-    QpType, QpValues, RecvList, Rtnl, SendFlags, SendList, SendOp, Udata, UserRegion, Wc, WcStatus,
+    QpType, QpValues, RecvList, Rtnl, SendFlags, SendList, SendOp, Ucontext, Udata, UserOps,
+    UserRegion, Wc, WcStatus,
 };
 use kernel::page::PAGE_SIZE;
 use kernel::prelude::*;
@@ -27,18 +28,19 @@ const MAX_WR: u32 = 1 << 14;
 /// Entries of a completion queue, at the most.
 const MAX_CQE: u32 = 1 << 18;
 /// Pages of a region, at the most.
-const MAX_PAGES: u32 = 1 << 11;
+pub(crate) const MAX_PAGES: u32 = 1 << 11;
 /// Whose device it is. Nobody's: one that is locally administered, as that of the node's GUID.
 pub(crate) const OUI: u32 = 0x020000;
-/// Objects of a kind that are told to be possible: there are as many as memory has room for.
-const MANY: u32 = 1 << 16;
+/// Objects of a kind that are told to be possible. Of queue pairs and regions, which have numbers, there are no more.
+pub(crate) const MANY: u32 = 1 << 16;
 
 /// The driver's data of the device.
 pub(crate) struct Soft {
     // Dropped first, which waits for the engine.
     queue: OwnedQueue,
     pub(crate) engine: Arc<Engine>,
-    pds: Atomic<u32>,
+    /// How many domains there have been. Nobody makes so many that there would be the same number again.
+    pds: Atomic<u64>,
     /// How many regions there have been.
     regions: Atomic<u64>,
 }
@@ -65,6 +67,7 @@ impl Driver for Soft {
     const NAME: &'static CStr = c"soft%d";
     const ABI_VERSION: u32 = 1;
     const OPS: Ops<Self> = Ops::new()
+        .with_user()
         .with_gids()
         .with_netdev()
         .with_fast_registration();
@@ -145,9 +148,29 @@ impl NetdevOps for Soft {
     }
 }
 
+// Processes have nothing of the device in their memory: the core posts and polls for them.
+#[vtable]
+impl UserOps for Soft {
+    type Ucontext = ();
+
+    fn alloc_ucontext<'a>(
+        _dev: &Device<Self>,
+        new: New<'a, kind::Ucontext, Self>,
+        udata: &Udata<'_, Self>,
+    ) -> Result<&'a Ucontext<Self>> {
+        udata.expect_empty()?;
+        new.init(())
+    }
+}
+
+/// Checks that the provider, which has nothing to say to this driver, said nothing.
+fn expect_nothing(udata: Option<&Udata<'_, Soft>>) -> Result {
+    udata.map_or(Ok(()), Udata::expect_empty)
+}
+
 /// Data of a protection domain.
 pub(crate) struct SoftPd {
-    pub(crate) number: u32,
+    pub(crate) number: u64,
 }
 
 impl PdOps for Soft {
@@ -156,8 +179,9 @@ impl PdOps for Soft {
     fn alloc_pd<'a>(
         dev: &Device<Self>,
         new: New<'a, kind::Pd, Self>,
-        _udata: Option<&Udata<'_, Self>>,
+        udata: Option<&Udata<'_, Self>>,
     ) -> Result<&'a Pd<Self>> {
+        expect_nothing(udata)?;
         let number = dev.pds.fetch_add(1, Relaxed);
         new.init(SoftPd { number })
     }
@@ -178,11 +202,23 @@ pub(crate) struct CqState {
     ring: Ring<Cqe>,
     /// Set where the consumer waits: whether for solicited completions only.
     armed: Option<bool>,
+    /// Whether a completion was lost.
+    overrun: bool,
 }
 
 impl CqState {
     fn new(ring: Ring<Cqe>) -> Self {
-        Self { ring, armed: None }
+        Self {
+            ring,
+            armed: None,
+            overrun: false,
+        }
+    }
+
+    /// A completion was lost; returns whether the consumer is to be told: once. Those of a process wait, in memory of
+    /// the kernel's, until it asks for them.
+    fn overruns(&mut self) -> bool {
+        !core::mem::replace(&mut self.overrun, true)
     }
 
     /// The consumer waits. Where it waits for any completion already, it goes on to.
@@ -205,11 +241,14 @@ pub(crate) fn add_completion(cq: &Cq<Soft>, cqe: Cqe, solicited: bool) {
     let solicited = solicited || cqe.status != WcStatus::Success;
     let mut state = cq.state.lock();
     if let Err(lost) = state.ring.push(cqe) {
+        let first = state.overruns();
         drop(state);
         // There is no room: the consumer posted more than it said. Not all listen to events of completion
         // queues (those of `ib_alloc_cq` do not); what comes next of its queue pair says so.
         fail(&lost.qp);
-        cq.report_error();
+        if first {
+            cq.report_error();
+        }
         return;
     }
     let wakes = state.wakes(solicited);
@@ -270,7 +309,7 @@ impl CqOps for Soft {
 #[pin_data]
 pub(crate) struct SoftQp {
     /// The number of its protection domain.
-    pub(crate) pd: u32,
+    pub(crate) pd: u64,
     /// Its attributes.
     #[pin]
     pub(crate) values: Mutex<QpValues>,
@@ -310,8 +349,9 @@ impl QpOps for Soft {
         dev: &Device<Self>,
         mut new: New<'a, kind::Qp, Self>,
         attr: &mut QpInitAttr<'_, Self>,
-        _udata: Option<&Udata<'_, Self>>,
+        udata: Option<&Udata<'_, Self>>,
     ) -> Result<&'a Qp<Self>> {
+        expect_nothing(udata)?;
         if attr.qp_type() != Some(QpType::Rc) || attr.create_flags().as_raw() != 0 {
             return Err(eopnotsupp());
         }
@@ -352,7 +392,8 @@ impl QpOps for Soft {
         Ok(qp)
     }
 
-    fn modify_qp(qp: &Qp<Self>, attr: &QpAttr<'_>, _udata: Option<&Udata<'_, Self>>) -> Result {
+    fn modify_qp(qp: &Qp<Self>, attr: &QpAttr<'_>, udata: Option<&Udata<'_, Self>>) -> Result {
+        expect_nothing(udata)?;
         // Nothing is done meanwhile.
         let _objects = qp.device().engine.objects.lock();
         let mut values = qp.values.lock();
@@ -441,7 +482,7 @@ impl QpOps for Soft {
                     id: wr.id(),
                     flags: wr.flags(),
                     op,
-                    local: Local::new(wr.sges())?,
+                    local: Local::new(qp, wr.sges())?,
                 };
                 let mut queues = qp.queues.lock();
                 if !matches!(queues.state, QpState::Rts | QpState::Sqd | QpState::Err) {
@@ -461,7 +502,7 @@ impl QpOps for Soft {
             while let Some(wr) = list.next() {
                 let recv = Recv {
                     id: wr.id(),
-                    local: Local::new(wr.sges())?,
+                    local: Local::new(qp, wr.sges())?,
                 };
                 let mut queues = qp.queues.lock();
                 if queues.state == QpState::Reset {
@@ -484,9 +525,32 @@ pub(crate) struct SoftMr {
     /// Which of all regions that there have been it is: a place is another one's later.
     pub(crate) serial: u64,
     /// The number of its protection domain.
-    pub(crate) pd: u32,
+    pub(crate) pd: u64,
     #[pin]
     pub(crate) pages: IrqSpinLock<Pages>,
+}
+
+/// Enters a region into the table, under a key of its own.
+fn enter_region<'a>(
+    pd: &Pd<Soft>,
+    mut new: New<'a, kind::Mr, Soft>,
+    pages: Pages,
+) -> Result<&'a Mr<Soft>> {
+    let serial = pd.device().regions.fetch_add(1, Relaxed);
+    let mut objects = pd.device().engine.objects.lock();
+    let number = objects.mrs.reserve()?;
+    // The last byte is another one than that of who had the number before.
+    let key = number << 8 | u32::from(serial as u8);
+    let pages = pages.with_key(key);
+    new.set_keys(key, key);
+    let mr = new.init(pin_init!(SoftMr {
+        number,
+        serial,
+        pd: pd.number,
+        pages <- new_irq_spinlock!(pages, "rust_rdma_soft::mr"),
+    }))?;
+    objects.mrs.set(number, Some(mr.get_ref()));
+    Ok(mr)
 }
 
 #[vtable]
@@ -503,13 +567,15 @@ impl MrOps for Soft {
     }
 
     fn reg_user_mr<'a>(
-        _pd: &Pd<Self>,
-        _new: New<'a, kind::Mr, Self>,
-        _region: &UserRegion,
-        _udata: Option<&Udata<'_, Self>>,
+        pd: &Pd<Self>,
+        new: New<'a, kind::Mr, Self>,
+        region: &UserRegion,
+        udata: Option<&Udata<'_, Self>>,
     ) -> Result<&'a Mr<Self>> {
-        // Processes cannot open the device.
-        Err(eopnotsupp())
+        expect_nothing(udata)?;
+        // Not while others wait for the table.
+        let pages = Pages::of_process(pd.device(), region)?;
+        enter_region(pd, new, pages)
     }
 
     fn dereg_mr(mr: &Mr<Self>, _pd: &Pd<Self>) -> Result {
@@ -521,25 +587,14 @@ impl MrOps for Soft {
 impl FastRegOps for Soft {
     fn alloc_mr<'a>(
         pd: &Pd<Self>,
-        mut new: New<'a, kind::Mr, Self>,
+        new: New<'a, kind::Mr, Self>,
         pages: u32,
     ) -> Result<&'a Mr<Self>> {
         if pages > MAX_PAGES {
             return Err(EINVAL);
         }
-        let pages = Pages::new(pages as usize)?;
-        let mut objects = pd.device().engine.objects.lock();
-        let number = objects.mrs.reserve()?;
-        // The last byte is the consumer's.
-        new.set_keys(number << 8, number << 8);
-        let mr = new.init(pin_init!(SoftMr {
-            number,
-            serial: pd.device().regions.fetch_add(1, Relaxed),
-            pd: pd.number,
-            pages <- new_irq_spinlock!(pages, "rust_rdma_soft::mr"),
-        }))?;
-        objects.mrs.set(number, mr.get_ref());
-        Ok(mr)
+        // The last byte of the key is the consumer's from now on.
+        enter_region(pd, new, Pages::new(pages as usize)?)
     }
 
     fn begin_mr_map(mr: &Mr<Self>) {
@@ -551,7 +606,10 @@ impl FastRegOps for Soft {
         if mr.page_size() as usize != PAGE_SIZE {
             return Err(EINVAL);
         }
-        mr.pages.lock().push(addr)
+        // SAFETY: DMA addresses of the device are those of the kernel (`virtual_dma`). Consumers leave pages that they
+        // have mapped until the work requests that name the region are complete, and map them to be written where
+        // they register them so, as they must for any device.
+        unsafe { mr.pages.lock().push(addr) }
     }
 }
 
@@ -573,6 +631,13 @@ mod tests {
         assert!(!state.wakes(true));
         state.arm(true);
         assert!(!state.wakes(false) && state.wakes(true));
+        Ok(())
+    }
+
+    #[test]
+    fn consumers_are_told_once_of_what_was_lost() -> Result {
+        let mut state = CqState::new(Ring::new(1)?);
+        assert!(state.overruns() && !state.overruns());
         Ok(())
     }
 }

@@ -2,7 +2,7 @@
 
 //! The device: a work item that does what was posted, one request after the other.
 
-use crate::driver::{add_completion, Soft};
+use crate::driver::{add_completion, Soft, MANY};
 use crate::kernel_ext::cpu::cond_resched;
 use crate::memory::{copy, Short, Span, Spans};
 use crate::queue::{Cqe, Op, Recv, Send};
@@ -48,13 +48,15 @@ impl<T> Numbered<T> {
         Self(KVVec::new())
     }
 
-    /// A number that is free, with room for its object.
+    /// A number that is free, with room for its object; `ENOMEM` where there are as many as there may be, so that
+    /// numbers have 24 bits.
     pub(crate) fn reserve(&mut self) -> Result<u32> {
         let free = self.0.iter().position(Option::is_none);
         let at = match free {
             Some(at) => at,
+            None if self.0.len() == MANY as usize => return Err(ENOMEM),
             None => {
-                self.0.push(None, GFP_KERNEL)?;
+                self.0.push(None, GFP_KERNEL_ACCOUNT)?;
                 self.0.len() - 1
             }
         };
@@ -72,6 +74,14 @@ impl<T> Numbered<T> {
 
     fn get(&self, number: u32) -> Option<&T> {
         self.0.get(number.checked_sub(FIRST)? as usize)?.as_ref()
+    }
+
+    /// The first object at place `from` or behind it, and the place behind that.
+    fn next(&self, from: usize) -> Option<(&T, usize)> {
+        let places = self.0.iter().enumerate().skip(from);
+        places
+            .filter_map(|(at, object)| Some((object.as_ref()?, at + 1)))
+            .next()
     }
 }
 
@@ -104,16 +114,22 @@ impl WorkItem for Engine {
     /// Does one request of each queue pair at a time, until none can be done.
     fn run(this: Arc<Self>) {
         loop {
-            let objects = this.objects.lock();
             let mut any = false;
-            for qp in objects.qps.0.iter().flatten() {
+            let mut place = 0;
+            loop {
+                // Of each anew: who makes an object does not wait for all that was posted.
+                let objects = this.objects.lock();
+                let Some((qp, next)) = objects.qps.next(place) else {
+                    break;
+                };
                 any |= objects.step(qp);
+                place = next;
+                drop(objects);
+                cond_resched();
             }
-            drop(objects);
             if !any {
                 return;
             }
-            cond_resched();
         }
     }
 }
@@ -158,7 +174,14 @@ impl Objects {
     }
 
     /// The region that `key` is of, if it is one of domain `pd` and allows that.
-    fn find(&self, pd: u32, key: u32, addr: u64, length: u64, access: Access) -> Option<Span> {
+    fn find(
+        &self,
+        pd: u64,
+        key: u32,
+        addr: u64,
+        length: u64,
+        access: Access,
+    ) -> Option<Span<'static>> {
         let mr = self.mrs.get(key >> 8)?;
         let allowed = mr.pd == pd && mr.pages.lock().allows(key, addr, length, access);
         allowed.then(|| Span::of_region(mr.clone(), addr, length))
@@ -171,7 +194,7 @@ impl Objects {
         remote: Remote,
         length: u64,
         access: Access,
-    ) -> Result<Spans, WcStatus> {
+    ) -> Result<Spans<'static>, WcStatus> {
         if length == 0 {
             return Ok(Spans::default());
         }
@@ -299,7 +322,7 @@ impl Objects {
     }
 
     /// Ends the registration under `key`; returns whether there was one in domain `pd`.
-    fn invalidate(&self, pd: u32, key: u32) -> bool {
+    fn invalidate(&self, pd: u64, key: u32) -> bool {
         let mr = self.mrs.get(key >> 8).filter(|mr| mr.pd == pd);
         mr.is_some_and(|mr| mr.pages.lock().invalidate(key))
     }
@@ -364,7 +387,7 @@ impl Objects {
         &self,
         peer: &Peer<'_>,
         remote: Remote,
-        to: &Spans,
+        to: &Spans<'_>,
         new: impl FnOnce(u64) -> u64,
     ) -> Result<End, WcStatus> {
         const LENGTH: u64 = size_of::<u64>() as u64;
@@ -373,12 +396,12 @@ impl Objects {
             return Err(WcStatus::RemoteInvalidRequest);
         }
         let memory = self.remote(peer, remote, LENGTH, Access::REMOTE_ATOMIC)?;
-        let mut old = 0u64;
-        let was: Spans = Span::of_kernel(&raw mut old as u64, LENGTH).into();
+        let mut old = [0; LENGTH as usize];
+        let was = Span::of_bytes(&mut old).into();
         copy(&memory, &was, LENGTH).map_err(|_| peer.is_short(true))?;
         copy(&was, to, LENGTH).map_err(|_| peer.is_short(false))?;
-        let mut new = new(old);
-        let is: Spans = Span::of_kernel(&raw mut new as u64, LENGTH).into();
+        let mut new = new(u64::from_ne_bytes(old)).to_ne_bytes();
+        let is = Span::of_bytes(&mut new).into();
         copy(&is, &memory, LENGTH).map_err(|_| peer.is_short(true))?;
         Ok(End::Done(LENGTH as u32))
     }
@@ -404,7 +427,7 @@ impl Peer<'_> {
 
 /// A message on its way.
 struct Message<'a> {
-    from: &'a Spans,
+    from: &'a Spans<'a>,
     length: u64,
     imm: Option<u32>,
     invalidate: Option<u32>,
@@ -492,7 +515,23 @@ mod tests {
         table.set(3, None);
         table.set(0, Some(1));
         assert_eq!(table.get(3), None);
+        // In their order, without those that are gone.
+        assert_eq!(table.next(0), Some((&20, 1)));
+        assert_eq!(table.next(1), Some((&40, 3)));
+        assert_eq!(table.next(3), None);
         assert_eq!(table.reserve()?, 3);
+        Ok(())
+    }
+
+    #[test]
+    fn there_are_no_more_numbers_than_are_told() -> Result {
+        let mut table = Numbered::new();
+        for _ in 0..MANY {
+            table.0.push(Some(()), GFP_KERNEL)?;
+        }
+        assert_eq!(table.reserve(), Err(ENOMEM));
+        table.set(FIRST + 5, None);
+        assert_eq!(table.reserve(), Ok(FIRST + 5));
         Ok(())
     }
 }

@@ -5,9 +5,11 @@
 //! The device is registered as one whose DMA addresses are addresses of the kernel
 //! ([`crate::rdma::DeviceInfo::virtual_dma`]): what a work request names can be copied by the processor.
 
-use crate::driver::Soft;
+use crate::driver::{Soft, MAX_PAGES};
 use crate::kernel_ext::cpu::cond_resched;
-use crate::rdma::{Access, MrRef, Sge};
+use crate::kernel_ext::errno::eopnotsupp;
+use crate::rdma::{Access, Device, MrRef, Qp, Sge, Umem, UserRegion};
+use core::marker::PhantomData;
 use core::ptr;
 use kernel::page::PAGE_SIZE;
 use kernel::prelude::*;
@@ -15,14 +17,20 @@ use kernel::prelude::*;
 /// Entries of a gather or scatter list.
 pub(crate) const MAX_SGE: usize = 4;
 
-/// The key for all local memory.
+/// The key for all local memory, of users in the kernel only.
 pub(crate) const LOCAL_DMA_LKEY: u32 = 0;
 
 /// A gather or scatter list, as posted.
+///
+/// # Invariants
+///
+/// With `of_kernel` it was posted by a user in the kernel, for whom [`LOCAL_DMA_LKEY`] stands for memory of its own,
+/// which it leaves until the work request is complete.
 #[derive(Clone, Copy)]
 pub(crate) struct Local {
     entries: [Entry; MAX_SGE],
     count: usize,
+    of_kernel: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -33,8 +41,8 @@ struct Entry {
 }
 
 impl Local {
-    /// A copy of a list; `EINVAL` where it has too many entries.
-    pub(crate) fn new(sges: &[Sge]) -> Result<Self> {
+    /// A copy of a list that is posted to `qp`; `EINVAL` where it has too many entries.
+    pub(crate) fn new(qp: &Qp<Soft>, sges: &[Sge]) -> Result<Self> {
         let mut entries = [Entry {
             addr: 0,
             length: 0,
@@ -50,9 +58,12 @@ impl Local {
                 key: sge.lkey(),
             };
         }
+        // INVARIANT: To a queue pair that is no process's only its owner in the kernel posts, as it must for any
+        // device: memory of its own, until it is told of the completion.
         Ok(Self {
             entries,
             count: sges.len(),
+            of_kernel: !qp.is_user(),
         })
     }
 
@@ -62,16 +73,21 @@ impl Local {
         entries.iter().map(|entry| u64::from(entry.length)).sum()
     }
 
-    /// The memory of it, if `find` finds what each entry names.
-    pub(crate) fn spans(&self, find: impl Fn(u32, u64, u64) -> Option<Span>) -> Option<Spans> {
+    /// The memory of it, if `find` finds what each entry names. The work request is not complete before it is gone.
+    pub(crate) fn spans(
+        &self,
+        find: impl Fn(u32, u64, u64) -> Option<Span<'static>>,
+    ) -> Option<Spans<'_>> {
         let mut spans = Spans::default();
         let entries = &self.entries[..self.count];
         for (span, entry) in spans.0.iter_mut().zip(entries) {
             let length = u64::from(entry.length);
             // Nothing ends beyond the last address.
             entry.addr.checked_add(length)?;
-            *span = Some(if entry.key == LOCAL_DMA_LKEY {
-                Span::of_kernel(entry.addr, length)
+            *span = Some(if self.of_kernel && entry.key == LOCAL_DMA_LKEY {
+                // SAFETY: By the type invariant it is memory of who posted, who leaves it until the work request is
+                // complete: after this list, which the span borrows, is done with.
+                unsafe { Span::of_kernel(entry.addr, length) }
             } else {
                 find(entry.key, entry.addr, length)?
             });
@@ -88,7 +104,21 @@ pub(crate) struct Mapping {
     pub(crate) access: Access,
 }
 
-/// The pages of a region: what its consumer mapped last, and what a work request registered it with.
+/// What processes may ask for of a region.
+const PROCESS_ACCESS: u32 = Access::LOCAL_WRITE.as_raw()
+    | Access::REMOTE_READ.as_raw()
+    | Access::REMOTE_WRITE.as_raw()
+    | Access::REMOTE_ATOMIC.as_raw()
+    | Access::HUGETLB.as_raw()
+    | Access::RELAXED_ORDERING.as_raw();
+
+/// The pages of a region: what its consumer mapped last, and what a work request registered it with; or those of a
+/// process's memory.
+///
+/// # Invariants
+///
+/// `list` has addresses of the kernel, of pages that can be read, and written as far as the region is registered so, as
+/// long as work requests are done with them.
 pub(crate) struct Pages {
     /// Addresses of pages; there is room for as many as the region may have.
     list: KVVec<u64>,
@@ -97,18 +127,60 @@ pub(crate) struct Pages {
     length: u64,
     /// Set while it is registered.
     valid: Option<(u32, Access)>,
+    /// The process's memory, which is pinned with this.
+    umem: Option<Umem>,
 }
 
 impl Pages {
     /// Room for so many pages.
     pub(crate) fn new(room: usize) -> Result<Self> {
         Ok(Self {
-            list: KVVec::with_capacity(room, GFP_KERNEL)?,
+            list: KVVec::with_capacity(room, GFP_KERNEL_ACCOUNT)?,
             room,
             iova: 0,
             length: 0,
             valid: None,
+            umem: None,
         })
+    }
+
+    /// Memory of the current process, pinned and registered for as long as the region is there, under a key that
+    /// [`Pages::with_key`] has yet to say. Waits for the pages, which the process may keep from being there
+    /// (`userfaultfd`).
+    pub(crate) fn of_process(dev: &Device<Soft>, region: &UserRegion) -> Result<Self> {
+        if region.access.as_raw() & !PROCESS_ACCESS != 0 {
+            return Err(eopnotsupp());
+        }
+        let in_page = |addr: u64| addr % PAGE_SIZE as u64;
+        let length = usize::try_from(region.length)?;
+        if length > MAX_PAGES as usize * PAGE_SIZE || in_page(region.start) != in_page(region.iova)
+        {
+            return Err(EINVAL);
+        }
+        let umem = Umem::get(dev, region.start, length, region.access)?;
+        let mut pages = Self::new(umem.num_blocks(PAGE_SIZE))?;
+        for addr in umem.blocks(PAGE_SIZE) {
+            // SAFETY: DMA addresses of the device are those of the kernel (`virtual_dma`). The page is pinned until
+            // `pages`, which gets the umem below, is dropped; it is pinned to be written where the rights, which it is
+            // registered with below, say so (`ib_access_writable`).
+            unsafe { pages.push(addr) }?;
+        }
+        let mapping = Mapping {
+            iova: region.iova,
+            length: region.length,
+            access: region.access,
+        };
+        if !pages.register(LOCAL_DMA_LKEY, &mapping) {
+            return Err(EINVAL);
+        }
+        pages.umem = Some(umem);
+        Ok(pages)
+    }
+
+    /// The same, under `key` if it is registered.
+    pub(crate) fn with_key(mut self, key: u32) -> Self {
+        self.valid = self.valid.map(|(_, access)| (key, access));
+        self
     }
 
     /// Forgets all pages.
@@ -117,10 +189,16 @@ impl Pages {
     }
 
     /// Adds a page; `ENOMEM` where there is no room.
-    pub(crate) fn push(&mut self, addr: u64) -> Result {
+    ///
+    /// # Safety
+    ///
+    /// It must be one that the processor can read and write at `addr`, as far as the region is registered to be
+    /// written, as long as work requests that name the region are done.
+    pub(crate) unsafe fn push(&mut self, addr: u64) -> Result {
         if self.list.len() == self.room {
             return Err(ENOMEM);
         }
+        // INVARIANT: The caller vouches for the page.
         self.list.push_within_capacity(addr).map_err(|_| ENOMEM)
     }
 
@@ -140,9 +218,10 @@ impl Pages {
         true
     }
 
-    /// Ends the registration under `key`; returns whether there was one.
+    /// Ends the registration under `key`; returns whether there was one that work requests may end: a process's memory
+    /// stays registered.
     pub(crate) fn invalidate(&mut self, key: u32) -> bool {
-        let was = self.valid.is_some_and(|(valid, _)| valid == key);
+        let was = self.umem.is_none() && self.valid.is_some_and(|(valid, _)| valid == key);
         if was {
             self.valid = None;
         }
@@ -170,21 +249,39 @@ impl Pages {
 }
 
 /// Memory in one piece, as somebody sees it.
-pub(crate) struct Span {
+///
+/// # Invariants
+///
+/// Without a region it is memory of the kernel that can be read, and written where it is the sink of a [`copy`], for
+/// `'a`.
+pub(crate) struct Span<'a> {
     /// The region that addresses are of; those of the kernel without.
     mr: Option<MrRef<Soft>>,
     addr: u64,
     length: u64,
+    _bytes: PhantomData<&'a mut [u8]>,
 }
 
-impl Span {
+impl<'a> Span<'a> {
     /// Memory of the kernel's.
-    pub(crate) fn of_kernel(addr: u64, length: u64) -> Self {
+    ///
+    /// # Safety
+    ///
+    /// It must be memory that can be read, and written where this is the sink of a [`copy`], for `'a`.
+    unsafe fn of_kernel(addr: u64, length: u64) -> Self {
+        // INVARIANT: The caller vouches for the memory.
         Self {
             mr: None,
             addr,
             length,
+            _bytes: PhantomData,
         }
+    }
+
+    /// Memory of the caller's.
+    pub(crate) fn of_bytes(bytes: &'a mut [u8]) -> Self {
+        // SAFETY: It is borrowed for `'a`.
+        unsafe { Self::of_kernel(bytes.as_mut_ptr() as u64, bytes.len() as u64) }
     }
 
     /// Memory of a region, which must be found to allow that.
@@ -193,6 +290,7 @@ impl Span {
             mr: Some(mr),
             addr,
             length,
+            _bytes: PhantomData,
         }
     }
 
@@ -210,17 +308,17 @@ impl Span {
 
 /// Memory in several pieces, one behind the other.
 #[derive(Default)]
-pub(crate) struct Spans([Option<Span>; MAX_SGE]);
+pub(crate) struct Spans<'a>([Option<Span<'a>>; MAX_SGE]);
 
-impl From<Span> for Spans {
-    fn from(span: Span) -> Self {
+impl<'a> From<Span<'a>> for Spans<'a> {
+    fn from(span: Span<'a>) -> Self {
         let mut spans = Self::default();
         spans.0[0] = Some(span);
         spans
     }
 }
 
-impl Spans {
+impl Spans<'_> {
     fn at(&self, mut offset: u64) -> Option<(u64, usize)> {
         for span in self.0.iter().flatten() {
             if offset < span.length {
@@ -243,17 +341,16 @@ pub(crate) enum Short {
 const AT_ONCE: usize = 1 << 18;
 
 /// Copies `length` bytes. May sleep.
-pub(crate) fn copy(from: &Spans, to: &Spans, length: u64) -> Result<(), Short> {
+pub(crate) fn copy(from: &Spans<'_>, to: &Spans<'_>, length: u64) -> Result<(), Short> {
     let mut done = 0;
     while done < length {
         let (source, have) = from.at(done).ok_or(Short::Source)?;
         let (sink, room) = to.at(done).ok_or(Short::Sink)?;
         let left = usize::try_from(length - done).unwrap_or(usize::MAX);
         let part = have.min(room).min(left).min(AT_ONCE);
-        // SAFETY: All addresses are those of the kernel, as the device is registered as one for which
-        // they are. Consumers post memory of theirs, and pages that they have mapped, and leave both until
-        // the work request is complete, as they must for any device; it is not complete yet. `at` has
-        // told how many bytes are there. Source and sink may be the same.
+        // SAFETY: By the invariants of spans and of the pages of regions, which the spans have counts of, both are
+        // memory of the kernel that can be read, and written where it is the sink; the work request that they are
+        // of is not complete. `at` has told how many bytes are there. Source and sink may be the same.
         unsafe { ptr::copy(source as *const u8, sink as *mut u8, part) };
         done += part as u64;
         cond_resched();
@@ -267,13 +364,22 @@ mod tests {
 
     const PAGE: u64 = PAGE_SIZE as u64;
 
+    /// Pages that nobody copies.
+    fn two_pages() -> Result<Pages> {
+        let mut pages = Pages::new(2)?;
+        for addr in [7 * PAGE, 3 * PAGE] {
+            // SAFETY: No work request is done with it: the tests look at addresses only.
+            unsafe { pages.push(addr) }?;
+        }
+        Ok(pages)
+    }
+
     #[test]
     fn a_region_is_used_as_it_was_registered() -> Result {
         let all = Access::LOCAL_WRITE | Access::REMOTE_READ;
-        let mut pages = Pages::new(2)?;
-        pages.push(7 * PAGE)?;
-        pages.push(3 * PAGE)?;
-        assert_eq!(pages.push(5 * PAGE), Err(ENOMEM));
+        let mut pages = two_pages()?;
+        // SAFETY: It is not added.
+        assert_eq!(unsafe { pages.push(5 * PAGE) }, Err(ENOMEM));
         let mapping = |length| Mapping {
             iova: PAGE + 10,
             length,
@@ -281,8 +387,10 @@ mod tests {
         };
         // More than was mapped.
         assert!(!pages.register(0x101, &mapping(2 * PAGE)));
-        assert!(pages.register(0x101, &mapping(PAGE)));
+        assert!(pages.register(0x100, &mapping(PAGE)));
         assert!(!pages.register(0x102, &mapping(PAGE)));
+        let mut pages = pages.with_key(0x101);
+        assert!(!pages.allows(0x100, PAGE + 10, PAGE, Access::REMOTE_READ));
         assert!(pages.allows(0x101, PAGE + 10, PAGE, Access::REMOTE_READ));
         assert!(pages.allows(0x101, 2 * PAGE + 10, 0, Access::REMOTE_READ));
         assert!(!pages.allows(0x101, PAGE + 9, 1, Access::REMOTE_READ));
@@ -300,28 +408,24 @@ mod tests {
 
     #[test]
     fn bytes_are_copied_from_piece_to_piece() {
-        let source = [1u8, 2, 3, 4, 5, 6];
-        let mut sink = [0u8; 8];
-        let at = |bytes: &[u8]| bytes.as_ptr() as u64;
-        let mut from = Spans::from(Span::of_kernel(at(&source), 2));
-        from.0[1] = Some(Span::of_kernel(at(&source[3..]), 3));
-        let target = sink.as_mut_ptr() as u64;
-        let mut to = Spans::from(Span::of_kernel(target + 1, 4));
-        to.0[1] = Some(Span::of_kernel(target + 7, 1));
+        let mut sources = ([1u8, 2], [4u8, 5, 6], [7u8]);
+        let mut sinks = ([0u8; 4], [0u8], [0u8; 2]);
+        let mut from = Spans::from(Span::of_bytes(&mut sources.0));
+        from.0[1] = Some(Span::of_bytes(&mut sources.1));
+        let mut to = Spans::from(Span::of_bytes(&mut sinks.0));
+        to.0[1] = Some(Span::of_bytes(&mut sinks.1));
         assert_eq!(copy(&from, &to, 5), Ok(()));
-        assert_eq!(sink, [0, 1, 2, 4, 5, 0, 0, 6]);
         // One side is too short.
-        from.0[2] = Some(Span::of_kernel(at(&source), 1));
+        from.0[2] = Some(Span::of_bytes(&mut sources.2));
         assert_eq!(copy(&from, &to, 6), Err(Short::Sink));
-        to.0[2] = Some(Span::of_kernel(target, 2));
+        to.0[2] = Some(Span::of_bytes(&mut sinks.2));
         assert_eq!(copy(&from, &to, 7), Err(Short::Source));
+        assert_eq!(sinks, ([1, 2, 4, 5], [6], [7, 0]));
     }
 
     #[test]
     fn nothing_ends_beyond_the_last_address() -> Result {
-        let mut pages = Pages::new(2)?;
-        pages.push(7 * PAGE)?;
-        pages.push(3 * PAGE)?;
+        let mut pages = two_pages()?;
         let mapping = |iova: u64, length| Mapping {
             iova,
             length,
@@ -340,7 +444,7 @@ mod tests {
         assert!(pages.allows(0x101, end, PAGE - 1, Access::LOCAL_WRITE));
         assert_eq!(pages.at(u64::MAX - 1), Some((8 * PAGE - 2, 2)));
         // Nor does what is named without a region.
-        let all = |addr, length| {
+        let named = |addr, length, of_kernel| {
             let mut local = Local {
                 entries: [Entry {
                     addr: 0,
@@ -348,11 +452,14 @@ mod tests {
                     key: LOCAL_DMA_LKEY,
                 }; MAX_SGE],
                 count: 1,
+                of_kernel,
             };
             (local.entries[0].addr, local.entries[0].length) = (addr, length);
-            local.spans(|_, _, _| None)
+            local.spans(|_, _, _| None).is_some()
         };
-        assert!(all(u64::MAX - 8, 8).is_some() && all(u64::MAX - 8, 9).is_none());
+        assert!(named(u64::MAX - 8, 8, true) && !named(u64::MAX - 8, 9, true));
+        // Processes have no key for all memory.
+        assert!(!named(u64::MAX - 8, 8, false));
         Ok(())
     }
 }

@@ -29,9 +29,10 @@ pub(crate) struct Sweep {
 impl<T> Ring<T> {
     /// A queue with room for `room` entries.
     pub(crate) fn new(room: usize) -> Result<Self> {
-        let mut entries = KVVec::with_capacity(room, GFP_KERNEL)?;
+        // As many as a process likes.
+        let mut entries = KVVec::with_capacity(room, GFP_KERNEL_ACCOUNT)?;
         for _ in 0..room {
-            entries.push(None, GFP_KERNEL)?;
+            entries.push(None, GFP_KERNEL_ACCOUNT)?;
         }
         Ok(Self {
             entries,

@@ -3,8 +3,9 @@
 //! An RDMA device made of software: the smallest driver on the abstractions.
 //!
 //! Its queue pairs are reliable connections (RC) with each other; nothing leaves the device. Kernel users
-//! have all of it: sends, RDMA writes and reads, atomics, fast registration. Processes do not, as the
-//! driver does not have the trait for them. Its port is RoCEv2, and shares addresses with the first
+//! have all of it: sends, RDMA writes and reads, atomics, fast registration. Processes have the same but for
+//! the last: their memory is registered by a call. The core posts and polls for them, so that their provider
+//! does nothing but hand over what it is asked for. Its port is RoCEv2, and shares addresses with the first
 //! Ethernet interface of a device that there is. Nothing is lost on the way, so that nothing is sent again:
 //! `timeout` and `retry_cnt` mean nothing to it, and a message waits for its receive however long that takes,
 //! as with an `rnr_retry` of 7.

@@ -688,11 +688,14 @@ tests any RoCE device.
         subject: "samples: rust: Add an RDMA device made of software",
         body: "\
 The smallest driver on the abstractions: protection domains, completion
-queues, reliable connections within the device, fast registration, and a
-port beside a network interface. It has no hardware to know, so that what
-is left is what a driver has to say to the RDMA core.
+queues, reliable connections within the device, fast registration, memory
+of processes, and a port beside a network interface. It has no hardware to
+know, so that what is left is what a driver has to say to the RDMA core.
 
-The other sample passes its tests on it.
+Processes post and poll through the kernel, with a provider that does
+nothing but call libibverbs' functions for that. Those of rdma-core's own
+tests that are about reliable connections pass, and the other sample passes
+its tests on it.
 ",
         files: &[
             "Kconfig#SAMPLE_RUST_RDMA_SOFT",
