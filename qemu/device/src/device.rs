@@ -42,6 +42,9 @@ const PUMP_ROUNDS: usize = 16;
 const PUMP_TIME: u64 = 1_000_000;
 /// Frames from each shortcut before others may take the lock.
 const FRAMES_PER_TURN: usize = 64;
+/// What frames of one read may cost beside themselves before others may take the lock: copies for members
+/// of a group, entries that are flushed ([`Engine::work`]).
+const WORK_PER_TURN: u64 = 1024;
 /// As many turns has a shortcut that is to be closed: the switch waits for it.
 const LAST_TURNS: usize = 16;
 /// How long the end of the process waits for others, at each step.
@@ -355,7 +358,11 @@ impl Core {
         // The engine gets a copy that nobody else can change.
         let mut buffer = std::mem::take(&mut self.frame);
         let mut result = Ok(());
+        let work = self.engine.work();
         for _ in 0..FRAMES_PER_TURN {
+            if self.engine.work().wrapping_sub(work) >= WORK_PER_TURN {
+                break;
+            }
             match inbound.ring.next(&mut buffer) {
                 Ok(Some(length)) => {
                     let frame = &mut buffer[..length];
@@ -737,6 +744,7 @@ impl Device {
         to_vm: &mut dyn FnMut(&[u8]) -> bool,
     ) -> Result<(), BadLength> {
         let mut core = self.read_shortcuts(to_vm);
+        let mut work = core.engine.work();
         while let Some(frame) = reader.next_frame()? {
             if is_message(frame) {
                 if let Some((_, message)) = Message::parse(frame) {
@@ -757,6 +765,10 @@ impl Device {
             if core.frame_from_uplink(frame) {
                 let taken = to_vm(frame);
                 core.vm_counters.sent(frame.len(), taken);
+            }
+            if core.engine.work().wrapping_sub(work) >= WORK_PER_TURN {
+                core = self.give_way(core);
+                work = core.engine.work();
             }
         }
         core.pump();
@@ -1069,6 +1081,11 @@ impl Backend for Frontend<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ferrite_abi::{
+        CommandOpcode, CommandStatus, CreateQueuePair, MulticastMember, SendOpcode, Service,
+    };
+    use ferrite_engine::testing::{Node, Peer, QpOptions, SendWork, MEMORY_BASE, MEMORY_SIZE};
+    use ferrite_engine::{gid, multicast};
     use ferrite_fabric::{ring, wake};
     use std::io::{Read, Write};
 
@@ -1252,6 +1269,121 @@ mod tests {
 
     fn message(message: Message) -> [u8; 60] {
         message.to_frame(neighbour(0))
+    }
+
+    const MEMBERS: u64 = 256;
+
+    /// Gives a device an engine with a group of many members, none of whom receives, and the memory of its
+    /// driver. Returns a frame to them that says to be for the device alone.
+    fn crowd(device: &Device) -> Vec<u8> {
+        let mut node = Node::new(1);
+        let gid = gid::gid_of_ipv4([239, 1, 2, 3]);
+        let options = QpOptions {
+            service: Service::Ud,
+            ..QpOptions::default()
+        };
+        node.create_qp(options);
+        node.start_datagrams(2, 7);
+        let template = node.qp_template(options);
+        for qpn in (3..).take(MEMBERS as usize) {
+            node.execute(&CreateQueuePair { qpn, ..template });
+            node.start_datagrams(qpn, 7);
+            let member = MulticastMember {
+                gid,
+                qpn,
+                reserved: 0,
+            };
+            let attach = CommandOpcode::AttachMulticast;
+            assert_eq!(node.command(attach, &member), CommandStatus::Ok);
+        }
+        let group = Peer {
+            gid,
+            mac: [1, 0, 0x5e, 1, 2, 3],
+            ..node.as_peer(multicast::MULTICAST_QPN)
+        };
+        let send = SendWork::new(SendOpcode::Send, &[]).datagram(&group.datagram(7));
+        node.post_send(2, &send);
+        node.settle();
+        let mut frame = node.host.sent.pop_front().unwrap();
+        frame[..6].copy_from_slice(&MAC);
+        frame[6..12].copy_from_slice(&neighbour(1).0);
+        let mut bytes = vec![0; MEMORY_SIZE];
+        node.host.memory.read(MEMORY_BASE, &mut bytes).unwrap();
+        let fd = rustix::fs::memfd_create("driver", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        std::fs::File::from(fd.try_clone().unwrap())
+            .write_all(&bytes)
+            .unwrap();
+        let map = DmaMap {
+            address: MEMORY_BASE,
+            size: MEMORY_SIZE as u64,
+            offset: 0,
+            readable: true,
+            writable: true,
+            fd: Some(fd),
+        };
+        let mut core = device.lock();
+        core.host.memory.map(&map).unwrap();
+        core.host.memory.set_bus_master(true);
+        core.engine = node.engine;
+        frame
+    }
+
+    #[test]
+    fn others_have_the_lock_between_frames_that_are_much_work() {
+        let mut wired = Wired::new();
+        let mut producer = wired.ring(1, 0);
+        let frame = crowd(&wired.device);
+        for _ in 0..FRAMES_PER_TURN {
+            assert!(producer.push(&frame).unwrap());
+        }
+        producer.must_wake();
+        let start = wired.device.lock().engine.work();
+        // By a ring.
+        wired
+            .device
+            .lock()
+            .read_rings(true, |_| true, &mut |_| true);
+        let work = wired.device.lock().engine.work() - start;
+        assert!(work > 0 && work < WORK_PER_TURN + MEMBERS, "{work} copies");
+        while !wired.device.lock().inbound.is_drained(1u8.into()) {
+            wired
+                .device
+                .lock()
+                .read_rings(false, |_| true, &mut |_| true);
+        }
+        // By the switch.
+        const FRAMES: u64 = 3000;
+        let mut writer = Writer::new(1 << 20);
+        for _ in 0..FRAMES {
+            assert!(writer.push(&frame));
+        }
+        let mut bytes = Vec::new();
+        writer.flush(&mut bytes).unwrap();
+        let mut reader = Reader::new();
+        let mut rest = &bytes[..];
+        while !rest.is_empty() {
+            reader.fill(&mut rest).unwrap();
+        }
+        let (over, between) = (AtomicBool::new(false), AtomicBool::new(false));
+        let start = wired.device.lock().engine.work();
+        let end = start + FRAMES * MEMBERS;
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::SeqCst) {
+                    let work = wired.device.lock().engine.work();
+                    if work > start && work < end {
+                        between.store(true, Ordering::SeqCst);
+                    }
+                }
+            });
+            let read = wired
+                .device
+                .read_uplink(&mut reader, &mut VecDeque::new(), &mut |_| true);
+            assert!(read.is_ok());
+            over.store(true, Ordering::SeqCst);
+        });
+        assert_eq!(wired.device.lock().engine.work(), end);
+        assert!(between.load(Ordering::SeqCst), "nobody had the lock");
     }
 
     #[test]

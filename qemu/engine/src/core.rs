@@ -9,12 +9,12 @@ use crate::eq::EventQueues;
 use crate::gid::GidTable;
 use crate::memory::{DmaError, Host, HostMemory, Room, Way, FRAME_OVERHEAD};
 use crate::misbehaviour::Misbehaving;
-use crate::multicast::Groups;
+use crate::multicast::{Groups, MULTICAST_QPN};
 use crate::numbers::Numbers;
 use crate::paging::{Fault, Outcome, Paging, Side};
 use crate::qp::{QueuePair, MAX_QP};
 use crate::queue::{completion_opcode, ReceiveRequest, SendRequest, SharedId};
-use crate::roce::Mac;
+use crate::roce::{Frame, Mac};
 use crate::srq::{SharedReceiveQueues, MAX_SRQ};
 use crate::timers::{TimerOwner, Timers};
 use crate::tpt::{Domain, LocalAccess, Tpt, TptError, MAX_TAGS};
@@ -396,20 +396,26 @@ pub(crate) struct Nap {
     pub(crate) queued: bool,
 }
 
-/// With so many frames to itself undelivered, there is no room for more.
+/// With frames to itself undelivered that cost so much, there is no room for more.
 const LOOPBACK_LIMIT: usize = 1024;
 /// Frames to itself that are kept at most.
 const MAX_LOOPBACK: usize = 4096;
 
+/// As many copies for members of a group cost as much as a frame.
+pub(crate) const COPIES_PER_FRAME: usize = 4;
+
 /// Frames from this device to itself, with the buffers of those delivered kept for reuse.
 #[derive(Debug, Default)]
 pub(crate) struct Loopback {
-    frames: VecDeque<Vec<u8>>,
+    /// Each with what it costs to deliver it, in frames to one queue pair.
+    frames: VecDeque<(usize, Vec<u8>)>,
+    /// The sum of that. Frames to a group do not keep those of others waiting behind a thousand like them.
+    cost: usize,
     spare: Vec<Vec<u8>>,
 }
 
 impl Loopback {
-    fn push(&mut self, frame: &[u8]) {
+    fn push(&mut self, frame: &[u8], cost: usize) {
         if self.frames.len() >= MAX_LOOPBACK {
             // Lost like on any wire.
             return;
@@ -417,11 +423,14 @@ impl Loopback {
         let mut buffer = self.spare.pop().unwrap_or_default();
         buffer.clear();
         buffer.extend_from_slice(frame);
-        self.frames.push_back(buffer);
+        self.frames.push_back((cost, buffer));
+        self.cost += cost;
     }
 
     pub(crate) fn pop(&mut self) -> Option<Vec<u8>> {
-        self.frames.pop_front()
+        let (cost, frame) = self.frames.pop_front()?;
+        self.cost -= cost;
+        Some(frame)
     }
 
     pub(crate) fn recycle(&mut self, buffer: Vec<u8>) {
@@ -434,8 +443,8 @@ impl Loopback {
         self.frames.len()
     }
 
-    fn room(&self) -> Room {
-        let frames = LOOPBACK_LIMIT.saturating_sub(self.len());
+    pub(crate) fn room(&self) -> Room {
+        let frames = LOOPBACK_LIMIT.saturating_sub(self.cost);
         Room::Bytes(frames * ((1 << MAX_LOG_MTU) + ANSWER_SIZE))
     }
 }
@@ -912,16 +921,30 @@ impl Core {
         counters.tx_packets += 1;
         counters.tx_bytes += frame.len() as u64;
         if frame.get(..6) == Some(&self.config.mac[..]) {
-            self.loopback.push(frame);
+            let cost = 1 + self.copies(frame) / COPIES_PER_FRAME;
+            self.loopback.push(frame, cost);
             return;
         }
         if frame.first().is_some_and(|byte| byte & 1 != 0) && !self.groups.is_empty() {
             // Members of the group on this side get a copy.
-            self.loopback.push(frame);
+            let cost = 1 + self.copies(frame) / COPIES_PER_FRAME;
+            self.loopback.push(frame, cost);
         }
         if self.link_up {
             host.transmit(frame);
         }
+    }
+
+    /// How many members of a group on this side a frame is for. What address of Ethernet it has does not
+    /// matter, which is the program's to choose.
+    fn copies(&self, frame: &[u8]) -> usize {
+        if self.groups.is_empty() {
+            return 0;
+        }
+        let frame = Frame::parse(frame);
+        frame
+            .filter(|frame| frame.destination_qpn() == MULTICAST_QPN)
+            .map_or(0, |frame| self.groups.members(&frame.destination).len())
     }
 
     /// Ends a work request of `qp`'s send queue, and with it (in order) all before it: writes the

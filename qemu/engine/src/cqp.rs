@@ -502,7 +502,10 @@ fn caps(core: &Core) -> DeviceCaps {
         handlers: u32::from(config.messages.min(MAX_EQ))
             .saturating_sub(EQ_FIRST_HANDLER.into())
             .max(1),
-        qp_counters: QpCounters::COUNTED,
+        qp_counters: match config.offered_features() & FEATURE_QP_COUNTERS {
+            0 => 0,
+            _ => QpCounters::COUNTED,
+        },
         reserved: [0; 16],
     }
 }
@@ -518,7 +521,7 @@ impl Engine {
             return;
         }
         self.take_up(host);
-        self.run_commands(host);
+        self.run_commands(false, host);
     }
 
     /// Whether there is something to do for commands now.
@@ -606,8 +609,9 @@ impl Engine {
         }
     }
 
-    /// Carries out commands for a turn.
-    pub(crate) fn run_commands(&mut self, host: &mut dyn Host) {
+    /// Carries out commands for a turn. `pieces`: also those that take long, a piece of each; they have
+    /// time until the next [`Engine::poll`] where somebody waits for this call.
+    pub(crate) fn run_commands(&mut self, pieces: bool, host: &mut dyn Host) {
         let start = self.core.work;
         let mut commands = 0;
         while self.core.is_running() {
@@ -639,7 +643,7 @@ impl Engine {
                 self.begin(taken, budget.min(PIECE), host);
                 (idle, commands) = (false, commands + 1);
             }
-            let piece = idle || commands % SHORT_COMMANDS == 0;
+            let piece = pieces && (idle || commands % SHORT_COMMANDS == 0);
             if let Some(budget) = left(&self.core, commands).filter(|_| piece) {
                 if let Some(sequence) = self.commands.turns.pop_front() {
                     commands += self.go_on(sequence, budget.min(PIECE), host);
@@ -1239,6 +1243,9 @@ mod tests {
                 let qp = node.engine.qps.get(QPN);
                 assert!(qp.is_none_or(|qp| !qp.may_send() && !qp.may_receive()));
                 assert!(usable(&node, windows[1]), "from the first on");
+                // Not while somebody else's doorbell is waited for.
+                node.ring_control();
+                assert_eq!(node.engine.core.work, work);
                 node.now += 1000;
                 node.engine.poll(node.now, &mut node.host);
                 turns += 1;

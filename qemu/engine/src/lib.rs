@@ -49,6 +49,7 @@ pub use crate::qp::{QueuePair, QueuePairs};
 pub use crate::queue::{QueueError, ReceiveRequest, SendRequest};
 pub use crate::roce::Medium;
 
+use crate::core::COPIES_PER_FRAME;
 use crate::paging::Side;
 use crate::timers::TimerOwner;
 use ferrite_abi::{
@@ -691,7 +692,7 @@ impl Engine {
         if std::mem::take(&mut self.core.paging.request_waits) && self.has_commands() {
             // What a doorbell would do if it had come: mostly nobody waits then. But what was posted
             // here and waits, too, comes first.
-            self.run_commands(host);
+            self.run_commands(false, host);
             if !self.try_again() {
                 self.deliver_parked(host);
             }
@@ -759,7 +760,7 @@ impl Engine {
             self.sweep_timers();
         }
         if self.has_commands() {
-            self.run_commands(host);
+            self.run_commands(true, host);
         }
         self.try_again();
         self.deliver_loopback(host);
@@ -874,7 +875,12 @@ impl Engine {
 
     /// What the work since then costs, in packets.
     fn cost_since(&self, work: u64) -> u32 {
-        (self.core.work - work) as u32 / 4
+        (self.core.work - work) as u32 / COPIES_PER_FRAME as u32
+    }
+
+    /// What was done so far that a packet may have much of: entries flushed, copies for members of a group.
+    pub fn work(&self) -> u64 {
+        self.core.work
     }
 
     /// One turn of a queue pair: from the ready list, or of one that has waited for room on the
@@ -1052,7 +1058,11 @@ mod tests {
         let frame = node.host.sent.pop_front().unwrap();
         // Nobody has posted a receive.
         assert_eq!(node.engine.counters().rx_dropped, MEMBERS);
-        for _ in 0..FRAMES {
+        for sent in 0..FRAMES {
+            // Whoever asks for room first is told of what they cost, not how many they are.
+            let has_room = sent * (1 + MEMBERS / 4) < 1024;
+            let room = node.engine.core.loopback.room();
+            assert_eq!(room != Room::Bytes(0), has_room, "after {sent}");
             node.engine
                 .core
                 .transmit(&frame, &mut QpCounters::default(), &mut node.host);
@@ -1066,6 +1076,8 @@ mod tests {
             let done = node.engine.core.work - work;
             assert!(done <= most, "{done} copies in a turn");
         }
+        let room = node.engine.core.loopback.room();
+        assert_eq!(room, core::Loopback::default().room());
         let copies = (1 + FRAMES) * MEMBERS;
         assert_eq!(node.engine.counters().rx_dropped, copies);
         // To look for a member among all of them is work, too.
