@@ -45,8 +45,8 @@ pub(super) enum Tag {
     DataIn,
     /// Sends a frame in a message.
     Message,
-    /// Writes a frame.
-    Write(Handle),
+    /// Writes a frame, of which the peer is told when that is done unless immediate data do.
+    Write(Option<Handle>),
     /// Reads a frame of so many bytes.
     Read(Handle, usize),
     /// Registers the pool of this index.
@@ -76,7 +76,7 @@ pub(super) struct Live<O: Owner> {
     /// Pull: memory to read frames to.
     pub(super) reads: Stock<Chunk>,
     pub(super) pools: KVec<OwnPool>,
-    /// Regions of pools that are given up.
+    /// Regions of pools that are given up, and invalidated: the last reference to one is dropped where one may sleep.
     pub(super) retired: KVec<Arc<Region>>,
     pub(super) _keeps: KVec<Keep>,
 }
@@ -271,7 +271,7 @@ impl<O: Owner> Live<O> {
             _ => Ok(()),
         };
         traffic.registrations.add();
-        // To be dropped where one may sleep; there is room for all of them.
+        // There is room for all of them.
         let _ = self.retired.push_within_capacity(region);
         posted.is_ok()
     }
@@ -363,9 +363,12 @@ impl<O: Owner> Channel<O> {
                 }
                 Tag::Write(handle) => {
                     live.put_room(memory);
-                    // Where the peer was told already, that is all.
-                    let _ = state.endpoint.written(handle);
-                    state.pump(&shared.traffic);
+                    // Where immediate data tell, the peer may have given the element back by now, and it is another
+                    // frame's.
+                    if let Some(handle) = handle {
+                        let _ = state.endpoint.written(handle);
+                        state.pump(&shared.traffic);
+                    }
                     is_writable = state.may_write();
                 }
                 Tag::Register(index) => {
@@ -385,8 +388,8 @@ impl<O: Owner> Channel<O> {
                     state.pump(&shared.traffic);
                     wakes = state.fault.is_some();
                 }
-                // The region goes where one may sleep.
-                _ => wakes = true,
+                // The region goes with the connection.
+                _ => {}
             }
         }
         drop(guard);
@@ -881,6 +884,7 @@ impl<O: Owner> State<O> {
                     None => consumer::Transfer::Write(remote),
                 };
                 traffic.rdma_writes.add();
+                let handle = immediate.is_none().then_some(handle);
                 (write, DATA_HEADER..end, Tag::Write(handle))
             }
             // The other variant's.

@@ -67,6 +67,8 @@ const _: () = {
 
 /// Who is named to those who list what a device has.
 const CLIENT: &CStr = c"rust_rdma_split";
+/// Links that do something that takes its time at once.
+const LINKS_AT_ONCE: u32 = 16;
 /// Milliseconds without an answer after which a peer is given up.
 const PATIENCE: u64 = 5_000;
 /// Milliseconds after which a message is sent again, where it may be lost.
@@ -280,7 +282,7 @@ pub(crate) struct Queues {
 impl Queues {
     fn new() -> Result<Arc<Self>> {
         let this = Self {
-            steps: OwnedQueue::unbound(c"rust_rdma_split")?,
+            steps: OwnedQueue::for_long_works(c"rust_rdma_split", LINKS_AT_ONCE)?,
             bottom: OwnedQueue::bottom_halves(c"rust_rdma_split_bh")?,
         };
         Ok(Arc::new(this, GFP_KERNEL)?)

@@ -146,7 +146,6 @@ struct Tasks<O: Owner> {
     control: Option<Id<Events<O>>>,
     data: Option<Id<Events<O>>>,
     question: Option<Question>,
-    retired: KVec<Arc<Region>>,
 }
 
 /// A failure to connect.
@@ -214,7 +213,6 @@ impl<O: Owner> Shared<O> {
         }
         let now = self.now();
         let tasks = self.tasks(now);
-        drop(tasks.retired);
 
         let mut result = Ok(());
         if let Some(id) = tasks.control {
@@ -287,7 +285,6 @@ impl<O: Owner> Shared<O> {
     fn tasks(&self, now: u64) -> Tasks<O> {
         // Memory for what comes next; where there is none it stays empty, and the connection ends.
         let news = KVec::with_capacity(8, GFP_KERNEL).unwrap_or_default();
-        let retired = KVec::with_capacity(MAX_POOLS, GFP_KERNEL).unwrap_or_default();
         let mut guard = self.state.lock();
         let state = &mut *guard;
         if state.endpoint.tick(now).is_err() {
@@ -299,7 +296,6 @@ impl<O: Owner> Shared<O> {
             control: state.incoming_control.take(),
             data: state.incoming_data.take(),
             question: state.question.take(),
-            retired,
         };
         let count = tasks.news.capacity().min(state.news.len());
         for news in &state.news[..count] {
@@ -309,17 +305,6 @@ impl<O: Owner> Shared<O> {
             state.news.clear();
         } else {
             state.fail(Fault::Failed);
-        }
-        if let Some(live) = &mut state.live {
-            // Those that are being invalidated wait for that.
-            let mut at = 0;
-            while let Some(region) = live.retired.get(at) {
-                if region.is_registered() || tasks.retired.len() == tasks.retired.capacity() {
-                    at += 1;
-                } else if let Ok(region) = live.retired.remove(at) {
-                    let _ = tasks.retired.push_within_capacity(region);
-                }
-            }
         }
         tasks
     }
