@@ -115,8 +115,9 @@ mod tests {
         assert!(stock.take(1).is_none() && !stock.has(1) && stock.fits(20));
         assert!(stock.put(third).is_none());
         assert!(!stock.has(21) && stock.has(11));
+        // What is not of here, though there would be room.
+        assert!(stock.put(thing(15)?).is_some());
         assert!(stock.put(first).is_none() && stock.put(second).is_none());
-        // What is not of here.
         assert!(stock.put(thing(10)?).is_some());
         assert!(stock.put(thing(15)?).is_some());
         assert_eq!(stock.take(10).map(|it| it.len()), Some(10));
