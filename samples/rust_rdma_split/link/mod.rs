@@ -70,7 +70,7 @@ const CLIENT: &CStr = c"rust_rdma_split";
 /// Links that do something that takes its time at once.
 const LINKS_AT_ONCE: u32 = 16;
 /// Milliseconds without an answer after which a peer is given up.
-const PATIENCE: u64 = 5_000;
+const PATIENCE: u64 = 10_000;
 /// Milliseconds after which a message is sent again, where it may be lost.
 const RETRY: u64 = 40;
 
@@ -508,5 +508,59 @@ impl<O: Owner> Drop for Host<O> {
     fn drop(&mut self) {
         self.link.0.finish();
         self.queues.flush();
+    }
+}
+
+#[cfg(not(rdma_cm_no_tests))]
+#[kunit_tests(rust_rdma_split_link)]
+mod tests {
+    use super::*;
+
+    const SERVICES: [Service; 2] = [Service::Acknowledged, Service::Unacknowledged];
+
+    #[test]
+    fn frames_of_all_sizes_have_a_place() {
+        for largest in [64, 600, 1518, 2048, 2049, 9018, 65_550] {
+            for service in SERVICES {
+                let options = Options::new(service, Variant::Push, largest);
+                let message = options.message_shape();
+                let there = options.shapes().iter().filter(|shape| shape.elements != 0);
+                let sizes = there.clone().map(|shape| shape.size);
+                assert!(sizes.clone().is_sorted());
+                let most = sizes.max().unwrap_or(0).max(message.size);
+                assert!(most >= largest);
+                assert!(message.elements != 0 && message.elements * message.size <= 1 << 19);
+                for shape in there {
+                    // Which immediate data can tell of, and is found in one piece.
+                    assert!(shape.elements <= 256);
+                    assert!(shape.elements * shape.size <= 1 << 19);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn frames_up_to_the_threshold_fit_a_message() {
+        let mut options = Options::new(Service::Acknowledged, Variant::Push, 1518);
+        for (threshold, size) in [(0, 512), (512, 512), (1000, 1000), (9000, 1518)] {
+            options.threshold = threshold;
+            assert_eq!(options.message_shape().size, size);
+        }
+        options.service = Service::Unacknowledged;
+        assert_eq!(options.message_shape().size, 1518);
+        assert!(options.shapes().is_empty());
+    }
+
+    #[test]
+    fn no_more_of_a_frame_is_copied_than_it_has() {
+        let frame = Frame {
+            place: Place::Own(b"frame"),
+            length: 5,
+        };
+        let mut room = [0; 6];
+        assert_eq!(frame.copy_to(&mut room).err(), Some(EINVAL));
+        assert!(frame.copy_to(&mut room[..5]).is_ok());
+        assert_eq!(&room, b"frame\0");
+        assert!(frame.copy_to(&mut room[..2]).is_ok());
     }
 }
