@@ -84,6 +84,15 @@ impl OwnedQueue {
         Self::new(name, flags, 0)
     }
 
+    /// Makes a queue whose work items run in soft interrupts, on the processor that queues them: they do not sleep.
+    pub fn bottom_halves(name: &CStr) -> Result<Self> {
+        Self::new(
+            name,
+            bindings::wq_flags_WQ_BH | bindings::wq_flags_WQ_PERCPU,
+            0,
+        )
+    }
+
     /// As many work items as an unbound queue runs at once, at the most. Each NUMA node has a part
     /// of them, by its share of the processors.
     pub const MOST_ACTIVE: u32 = bindings::wq_consts_WQ_MAX_ACTIVE;
@@ -99,7 +108,12 @@ impl OwnedQueue {
     /// Makes an unbound queue for work that allocates memory and waits for others, one item at a time. It
     /// has no worker of its own for when memory is short: it may flush queues that have none either.
     pub fn for_long_work(name: &CStr) -> Result<Self> {
-        Self::for_faults(name, 1)
+        Self::for_long_works(name, 1)
+    }
+
+    /// The same for `most_active` items at a time.
+    pub fn for_long_works(name: &CStr, most_active: u32) -> Result<Self> {
+        Self::for_faults(name, most_active)
     }
 
     /// Waits until everything queued before this call has run. Sleeps.

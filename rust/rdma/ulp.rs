@@ -163,6 +163,15 @@ impl<'a> Device<'a> {
         Extensions::of(unsafe { &(*self.raw).attrs })
     }
 
+    /// How many RDMA reads a queue pair may have under way, and be asked for at a time.
+    pub fn max_reads(&self) -> u8 {
+        // SAFETY: By the type invariant the device is registered, so that it is not freed; the
+        // attributes do not change.
+        let attrs = unsafe { &(*self.raw).attrs };
+        let most = attrs.max_qp_rd_atom.min(attrs.max_qp_init_rd_atom);
+        most.clamp(0, u8::MAX.into()) as u8
+    }
+
     /// Whether it has atomic operations.
     pub fn has_atomics(&self) -> bool {
         // SAFETY: By the type invariant the device is registered, so that it is not freed; the
@@ -656,6 +665,25 @@ pub struct Outcome {
     pub invalidated: Option<u32>,
 }
 
+impl Outcome {
+    /// What a completion says.
+    pub(super) fn of(wc: &bindings::ib_wc) -> Self {
+        let flags = wc.wc_flags as u32;
+        // SAFETY: All views of the union are plain data.
+        let ex = unsafe { *wc.ex.invalidate_rkey.as_ref() };
+        let status = WcStatus::from_raw(wc.status).unwrap_or(WcStatus::General);
+        Self {
+            status,
+            opcode: WcOpcode::from_raw(wc.opcode).filter(|_| status == WcStatus::Success),
+            vendor_err: wc.vendor_err,
+            byte_len: wc.byte_len,
+            imm_data: (flags & bindings::ib_wc_flags_IB_WC_WITH_IMM != 0)
+                .then_some(u32::from_be(ex)),
+            invalidated: (flags & bindings::ib_wc_flags_IB_WC_WITH_INVALIDATE != 0).then_some(ex),
+        }
+    }
+}
+
 /// Room for one work request that is not complete yet.
 #[repr(C)]
 #[pin_data]
@@ -708,19 +736,7 @@ impl Slot {
         // SAFETY: The caller vouches for a request that was posted with a slot, which begins with what the
         // core hands back; the queue pair, which owns the slot, is drained before it drops it.
         let slot = unsafe { &*cqe.cast::<Self>() };
-        let flags = wc.wc_flags as u32;
-        // SAFETY: All views of the union are plain data.
-        let ex = unsafe { *wc.ex.invalidate_rkey.as_ref() };
-        let status = WcStatus::from_raw(wc.status).unwrap_or(WcStatus::General);
-        let outcome = Outcome {
-            status,
-            opcode: WcOpcode::from_raw(wc.opcode).filter(|_| status == WcStatus::Success),
-            vendor_err: wc.vendor_err,
-            byte_len: wc.byte_len,
-            imm_data: (flags & bindings::ib_wc_flags_IB_WC_WITH_IMM != 0)
-                .then_some(u32::from_be(ex)),
-            invalidated: (flags & bindings::ib_wc_flags_IB_WC_WITH_INVALIDATE != 0).then_some(ex),
-        };
+        let outcome = Outcome::of(wc);
         // SAFETY: The request is complete, so that the slot is the handler's until `done`. What it
         // held is left to who waits: to end a region takes its time.
         unsafe { *slot.outcome.get() = Some(outcome) };

@@ -65,6 +65,10 @@ pub(super) const OTHER_ROOMS: &[&str] =
 pub(super) const OUT_OF_TREE: &[(&str, &str)] = &[
     ("Kbuild", "in a kernel tree each folder has a Makefile"),
     (
+        "rust/rdma_cm/",
+        "connections, which only the sample below uses so far",
+    ),
+    (
         "samples/rust_rdma_split/",
         "the protocol of a sample whose modules are not there yet",
     ),
@@ -467,7 +471,7 @@ domains, completion and receive queues, queue pairs and regions that
 keep each other alive for as long as the device may use them. Users that
 stay with a device hold leases of it, for which its removal waits.
 ",
-        files: &["rust/rdma/consumer.rs", "rust/rdma/ulp.rs"],
+        files: &["rust/rdma/consumer/", "rust/rdma/ulp.rs"],
         edits: &[],
     },
     Step {

@@ -6,9 +6,24 @@
 //! or the consumer does. What it makes holds a [`Lease`] of the device, and there is no other way to make
 //! it: the device does not go before the last lease has.
 //!
+//! What there is to be made: protection domains ([`Pd`]), completion queues ([`Cq`]), memory ([`Buffer`], cut into
+//! [`Chunk`]s), regions of it that a peer may use ([`Region`]) and queue pairs ([`Qp`]). Each keeps what it needs, by
+//! leases and references; what is under way is owned by the queue pair, with all the memory that it uses, and comes
+//! back to whoever posted it when it is complete. So the order in which they are dropped is not an obligation, and
+//! who forgets one of them ([`core::mem::forget`]) loses memory, and a device that cannot be removed, but nothing
+//! is freed that a device may still use.
+//!
 //! For users that are done with a device before they return there is [`ulp`](super::ulp).
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h).
+
+mod cq;
+mod memory;
+mod qp;
+
+pub use cq::*;
+pub use memory::*;
+pub use qp::*;
 
 use super::ulp::Device;
 use crate::bindings;
@@ -289,7 +304,8 @@ impl Lease {
     pub fn device(&self) -> Device<'_> {
         let tenancy = self.tenancy();
         // SAFETY: The core calls `add` with a registered device, which stays until that has failed or
-        // `remove` returns: both wait for this lease, which is borrowed.
+        // `remove` returns: both wait for this lease, which is borrowed. So does a landlord, whose device stays
+        // until it is dropped.
         unsafe { Device::from_raw(tenancy.device) }
     }
 }
