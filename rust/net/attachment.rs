@@ -28,8 +28,9 @@ pub trait Upper: Send + Sync + 'static {
     /// The interface has received a frame. In softirqs.
     fn received(&self, frame: Received) -> Verdict;
 
-    /// Something happened to the interface. RTNL is held; may sleep.
-    fn event(&self, rtnl: &Rtnl, event: InterfaceEvent);
+    /// Something happened to the interface, which is like `state` now; that is `None` where it is gone. RTNL is held;
+    /// may sleep.
+    fn event(&self, rtnl: &Rtnl, event: InterfaceEvent, state: Option<InterfaceState>);
 }
 
 /// What becomes of a frame that was received.
@@ -200,6 +201,28 @@ impl<U: Upper> Inner<U> {
         (!dev.is_null()).then(|| f(dev))
     }
 
+    /// What it is like; `None` if it is gone.
+    fn state(&self, rtnl: &Rtnl) -> Option<InterfaceState> {
+        self.with(rtnl, |dev| {
+            let mut link: bindings::ethtool_link_ksettings = pin_init::zeroed();
+            // SAFETY: The interface stays while RTNL is held, which this function demands.
+            let known = unsafe { bindings::__ethtool_get_link_ksettings(dev, &mut link) } == 0;
+            // SAFETY: The interface stays while RTNL is held; it has an address of six bytes, as it is Ethernet.
+            unsafe {
+                InterfaceState {
+                    mac: MacAddress(bindings::netdev_dev_addr(dev).cast::<[u8; 6]>().read()),
+                    mtu: bindings::netdev_mtu(dev),
+                    is_up: bindings::netif_running(dev) && bindings::netif_carrier_ok(dev),
+                    link: if known {
+                        LinkSettings::from_raw(&link)
+                    } else {
+                        LinkSettings::default()
+                    },
+                }
+            }
+        })
+    }
+
     /// Lets go of the interface, if it is there.
     fn detach(&self, _rtnl: &Rtnl) {
         let dev = self.dev.xchg(ptr::null_mut(), Full);
@@ -244,7 +267,7 @@ impl<U: Upper> Inner<U> {
             if event == InterfaceEvent::Gone {
                 this.detach(&rtnl);
             }
-            this.upper.event(&rtnl, event);
+            this.upper.event(&rtnl, event, this.state(&rtnl));
         }
         bindings::NOTIFY_DONE as c_int
     }
@@ -419,7 +442,7 @@ impl<U: Upper> Handle<U> {
     }
 
     /// Sends a frame, which begins with its Ethernet header. `ENODEV` if the interface is gone, `EINVAL` where the
-    /// frame is too short, `ENOBUFS` where it was dropped on the way. From any context but interrupts.
+    /// frame is too short, `ENOBUFS` where the interface is down or the frame was dropped on the way. From any context but interrupts.
     pub fn send(&self, skb: Skb) -> Result {
         let header = match skb.ethernet_header() {
             Some(header) if skb.linear().len() >= EthernetHeader::SIZE => header,
@@ -429,6 +452,10 @@ impl<U: Upper> Handle<U> {
         let dev = self.inner.dev.load(Acquire);
         if dev.is_null() {
             return Err(ENODEV);
+        }
+        // SAFETY: By the type invariant of `Inner` the interface stays until the RCU read lock is given up.
+        if !unsafe { bindings::netif_running(dev) && bindings::netif_carrier_ok(dev) } {
+            return Err(enobufs());
         }
         // SAFETY: The buffer is ours. By the type invariant of `Inner` the interface stays until the RCU read lock is
         // given up; what it queues then is its own matter. The count passes to the last function.
@@ -448,24 +475,7 @@ impl<U: Upper> Handle<U> {
 
     /// What it is like; `None` if it is gone.
     pub fn state(&self, rtnl: &Rtnl) -> Option<InterfaceState> {
-        self.inner.with(rtnl, |dev| {
-            let mut link: bindings::ethtool_link_ksettings = pin_init::zeroed();
-            // SAFETY: The interface stays while RTNL is held, which this function demands.
-            let known = unsafe { bindings::__ethtool_get_link_ksettings(dev, &mut link) } == 0;
-            // SAFETY: The interface stays while RTNL is held; it has an address of six bytes, as it is Ethernet.
-            unsafe {
-                InterfaceState {
-                    mac: MacAddress(bindings::netdev_dev_addr(dev).cast::<[u8; 6]>().read()),
-                    mtu: bindings::netdev_mtu(dev),
-                    is_up: bindings::netif_running(dev) && bindings::netif_carrier_ok(dev),
-                    link: if known {
-                        LinkSettings::from_raw(&link)
-                    } else {
-                        LinkSettings::default()
-                    },
-                }
-            }
-        })
+        self.inner.state(rtnl)
     }
 
     /// What it has counted; `None` if it is gone.

@@ -322,7 +322,8 @@ impl Upper for Taker {
         Verdict::Taken
     }
 
-    fn event(&self, _rtnl: &Rtnl, event: InterfaceEvent) {
+    fn event(&self, _rtnl: &Rtnl, event: InterfaceEvent, state: Option<InterfaceState>) {
+        assert_eq!(state.is_none(), event == InterfaceEvent::Gone);
         let _ = self.events.lock().push(event, GFP_KERNEL);
     }
 }
