@@ -26,6 +26,7 @@
 #include <rdma/ib_verbs.h>
 #include <rdma/iter.h>
 #include <rdma/iw_cm.h>
+#include <rdma/rdma_cm.h>
 #include <rdma/rdma_netlink.h>
 #include <rdma/uverbs_ioctl.h>
 #include <rdma/uverbs_types.h>

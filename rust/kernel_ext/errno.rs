@@ -26,6 +26,10 @@ errno! {
     ehostunreach = EHOSTUNREACH;
     /// Quota exceeded (`EDQUOT`).
     edquot = EDQUOT;
+    /// Software caused connection abort (`ECONNABORTED`).
+    econnaborted = ECONNABORTED;
+    /// Connection refused (`ECONNREFUSED`).
+    econnrefused = ECONNREFUSED;
     /// Message too long (`EMSGSIZE`).
     emsgsize = EMSGSIZE;
 }

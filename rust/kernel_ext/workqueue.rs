@@ -84,6 +84,15 @@ impl OwnedQueue {
         Self::new(name, flags, 0)
     }
 
+    /// Makes a queue whose work items run in soft interrupts, on the processor that queues them: they do not sleep.
+    pub fn bottom_halves(name: &CStr) -> Result<Self> {
+        Self::new(
+            name,
+            bindings::wq_flags_WQ_BH | bindings::wq_flags_WQ_PERCPU,
+            0,
+        )
+    }
+
     /// As many work items as an unbound queue runs at once, at the most. Each NUMA node has a part
     /// of them, by its share of the processors.
     pub const MOST_ACTIVE: u32 = bindings::wq_consts_WQ_MAX_ACTIVE;

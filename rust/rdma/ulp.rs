@@ -700,6 +700,25 @@ pub struct Outcome {
     pub invalidated: Option<u32>,
 }
 
+impl Outcome {
+    /// What a completion says.
+    pub(super) fn of(wc: &bindings::ib_wc) -> Self {
+        let flags = wc.wc_flags as u32;
+        // SAFETY: All views of the union are plain data.
+        let ex = unsafe { *wc.ex.invalidate_rkey.as_ref() };
+        let status = WcStatus::from_raw(wc.status).unwrap_or(WcStatus::General);
+        Self {
+            status,
+            opcode: WcOpcode::from_raw(wc.opcode).filter(|_| status == WcStatus::Success),
+            vendor_err: wc.vendor_err,
+            byte_len: wc.byte_len,
+            imm_data: (flags & bindings::ib_wc_flags_IB_WC_WITH_IMM != 0)
+                .then_some(u32::from_be(ex)),
+            invalidated: (flags & bindings::ib_wc_flags_IB_WC_WITH_INVALIDATE != 0).then_some(ex),
+        }
+    }
+}
+
 /// Room for one work request that is not complete yet.
 #[repr(C)]
 #[pin_data]
@@ -752,19 +771,7 @@ impl<'p> Slot<'p> {
         // SAFETY: The caller vouches for a request that was posted with a slot, which begins with what the
         // core hands back; the queue pair, which owns the slot, is drained before it drops it.
         let slot = unsafe { &*cqe.cast::<Self>() };
-        let flags = wc.wc_flags as u32;
-        // SAFETY: All views of the union are plain data.
-        let ex = unsafe { *wc.ex.invalidate_rkey.as_ref() };
-        let status = WcStatus::from_raw(wc.status).unwrap_or(WcStatus::General);
-        let outcome = Outcome {
-            status,
-            opcode: WcOpcode::from_raw(wc.opcode).filter(|_| status == WcStatus::Success),
-            vendor_err: wc.vendor_err,
-            byte_len: wc.byte_len,
-            imm_data: (flags & bindings::ib_wc_flags_IB_WC_WITH_IMM != 0)
-                .then_some(u32::from_be(ex)),
-            invalidated: (flags & bindings::ib_wc_flags_IB_WC_WITH_INVALIDATE != 0).then_some(ex),
-        };
+        let outcome = Outcome::of(wc);
         // SAFETY: The request is complete, so that the slot is the handler's until `done`. What it
         // held is left to who waits: to end a region takes its time.
         unsafe { *slot.outcome.get() = Some(outcome) };

@@ -69,6 +69,10 @@ pub(super) const OUT_OF_TREE: &[(&str, &str)] = &[
         "networking, which only the sample below uses so far",
     ),
     (
+        "rust/rdma_cm/",
+        "connections, which only the sample below uses so far",
+    ),
+    (
         "samples/rust_rdma_split/",
         "the protocol of a sample whose modules are not there yet",
     ),
@@ -462,7 +466,7 @@ domains, completion and receive queues, queue pairs and regions that
 keep each other alive for as long as the device may use them. Users that
 stay with a device hold leases of it, for which its removal waits.
 ",
-        files: &["rust/rdma/consumer.rs", "rust/rdma/ulp.rs"],
+        files: &["rust/rdma/consumer/", "rust/rdma/ulp.rs"],
         edits: &[],
     },
     Step {

@@ -6,10 +6,25 @@
 //! or the consumer does. What it makes holds a [`Lease`] of the device, and there is no other way to make
 //! it: the device does not go before the last lease has.
 //!
+//! What there is to be made: protection domains ([`Pd`]), completion queues ([`Cq`]), memory ([`Buffer`], cut into
+//! [`Chunk`]s), regions of it that a peer may use ([`Region`]) and queue pairs ([`Qp`]). Each keeps what it needs, by
+//! leases and references; what is under way is owned by the queue pair, with all the memory that it uses, and comes
+//! back to whoever posted it when it is complete. So the order in which they are dropped is not an obligation, and
+//! who forgets one of them ([`core::mem::forget`]) loses memory, and a device that cannot be removed, but nothing
+//! is freed that a device may still use.
+//!
 //! For users that are done with a device before they return there is [`ulp`](super::ulp), where lifetimes
 //! say the same.
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h).
+
+mod cq;
+mod memory;
+mod qp;
+
+pub use cq::*;
+pub use memory::*;
+pub use qp::*;
 
 use super::ulp::Device;
 use crate::bindings;
@@ -220,6 +235,42 @@ impl Tenancy {
     }
 }
 
+/// Somebody by whom a device stays registered, other than a [`Registration`]: an identifier of a connection that is
+/// bound to it, for instance. Dropping it waits until nobody has a lease.
+pub struct Landlord {
+    tenancy: Pin<KBox<Tenancy>>,
+}
+
+impl Landlord {
+    /// # Safety
+    ///
+    /// `device` has to stay registered until this value was dropped.
+    pub unsafe fn new(device: *mut bindings::ib_device, client: &'static CStr) -> Result<Self> {
+        Ok(Self {
+            tenancy: KBox::pin_init(Tenancy::new(device, client), GFP_KERNEL)?,
+        })
+    }
+
+    /// A lease of the device.
+    pub fn lease(&self) -> Lease {
+        self.tenancy.leases.inc();
+        // INVARIANT: Counted just now, beside the count that is given back by `drop`, which waits for it.
+        Lease {
+            tenancy: NonNull::from(&*self.tenancy),
+        }
+    }
+}
+
+impl Drop for Landlord {
+    fn drop(&mut self) {
+        // INVARIANT: The count began with this one, and the tenancy is freed after it was waited for.
+        drop(Lease {
+            tenancy: NonNull::from(&*self.tenancy),
+        });
+        self.tenancy.vacated.wait();
+    }
+}
+
 /// A right to use a device. It stays registered while there is one.
 ///
 /// # Invariants
@@ -238,6 +289,16 @@ impl Lease {
     fn tenancy(&self) -> &Tenancy {
         // SAFETY: By the type invariant the tenancy waits for this lease before it is freed.
         unsafe { self.tenancy.as_ref() }
+    }
+
+    /// The core's device, which is registered for as long as there is a lease.
+    pub(super) fn raw_device(&self) -> *mut bindings::ib_device {
+        self.tenancy().device
+    }
+
+    /// Who has it.
+    pub(super) fn client(&self) -> &'static CStr {
+        self.tenancy().client
     }
 
     /// The device.
@@ -302,6 +363,11 @@ impl Pd {
         Ok(Arc::new(this, GFP_KERNEL)?)
     }
 
+    /// The core's domain, which is there for as long as this is.
+    pub(super) fn as_raw(&self) -> *mut bindings::ib_pd {
+        self.raw.as_ptr()
+    }
+
     /// The lease of its device.
     pub fn lease(&self) -> &Lease {
         &self.lease
@@ -316,8 +382,8 @@ impl Pd {
 
 impl Drop for Pd {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant the domain is ours, and nothing was made in it. Its device is
-        // registered, since `lease` is dropped only after this.
+        // SAFETY: By the type invariant the domain is ours; what was made in it has a reference to it, and is gone.
+        // Its device is registered, since `lease` is dropped only after this.
         unsafe { bindings::ib_dealloc_pd(self.raw.as_ptr()) }
     }
 }
@@ -372,6 +438,20 @@ mod tests {
         assert!(!tenancy.vacated.wait_timeout(msecs_to_jiffies(1)));
         drop(third);
         assert!(tenancy.vacated.try_wait());
+        Ok(())
+    }
+
+    #[test]
+    fn a_landlord_waits_for_its_leases() -> Result {
+        // SAFETY: Nobody looks at the device.
+        let landlord = unsafe { Landlord::new(core::ptr::null_mut(), Nobody::NAME)? };
+        let lease = landlord.lease();
+        drop(landlord.lease());
+        assert!(!landlord.tenancy.vacated.is_done());
+        drop(lease);
+        assert!(!landlord.tenancy.vacated.is_done());
+        // Would wait for ever otherwise.
+        drop(landlord);
         Ok(())
     }
 

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Completion queues of consumers.
+
+use super::Lease;
+use crate::bindings;
+use core::ptr::{self, NonNull};
+use kernel::error::from_err_ptr;
+use kernel::prelude::*;
+use kernel::sync::atomic::{Atomic, Relaxed};
+use kernel::sync::Arc;
+
+/// Where completions are handled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PollContext {
+    /// In a soft interrupt: handlers do not sleep.
+    SoftIrq,
+    /// In a work queue of the core: handlers may sleep, but others wait for them.
+    WorkQueue,
+}
+
+/// A completion queue, which the core polls: each request has a handler of its own, see [`Qp`](super::Qp).
+///
+/// # Invariants
+///
+/// `raw` is owned by this value, and of the device of `lease`.
+pub struct Cq {
+    raw: NonNull<bindings::ib_cq>,
+    /// Entries that no queue pair has taken.
+    left: Atomic<u32>,
+    // After the queue, which is freed by `drop`, before the fields are.
+    lease: Lease,
+}
+
+// SAFETY: `ib_free_cq` may be called by any task.
+unsafe impl Send for Cq {}
+// SAFETY: What is read of a queue does not change, and `left` is made to be shared.
+unsafe impl Sync for Cq {}
+
+impl Cq {
+    /// Makes a completion queue, of which each queue pair takes as many entries as it may post requests, and two. The
+    /// core chooses the vector. May sleep, as does its end.
+    pub fn new(lease: &Lease, entries: u32, context: PollContext) -> Result<Arc<Self>> {
+        let left = Atomic::new(entries);
+        let entries = c_int::try_from(entries)
+            .ok()
+            .filter(|&entries| entries != 0)
+            .ok_or(EINVAL)?;
+        let context = match context {
+            PollContext::SoftIrq => bindings::ib_poll_context_IB_POLL_SOFTIRQ,
+            PollContext::WorkQueue => bindings::ib_poll_context_IB_POLL_WORKQUEUE,
+        };
+        // SAFETY: The device is registered for as long as there is a lease, which this has; the name is static.
+        let raw = from_err_ptr(unsafe {
+            bindings::__ib_alloc_cq_any(
+                lease.raw_device(),
+                ptr::null_mut(),
+                entries,
+                context,
+                lease.client().as_char_ptr(),
+            )
+        })?;
+        // INVARIANT: Made just now.
+        let this = Self {
+            raw: NonNull::new(raw).ok_or(ENOMEM)?,
+            left,
+            lease: lease.clone(),
+        };
+        Ok(Arc::new(this, GFP_KERNEL)?)
+    }
+
+    /// The core's queue, which is there for as long as this is.
+    pub(super) fn as_raw(&self) -> *mut bindings::ib_cq {
+        self.raw.as_ptr()
+    }
+
+    /// The lease of its device.
+    pub fn lease(&self) -> &Lease {
+        &self.lease
+    }
+}
+
+impl Drop for Cq {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant the queue is ours; queue pairs that use it have a reference to it, and are
+        // gone. Its device is registered, since `lease` is dropped only after this.
+        unsafe { bindings::ib_free_cq(self.raw.as_ptr()) }
+    }
+}
+
+/// Takes `entries` of those that are `left`; `EBUSY` where those are fewer.
+fn take(left: &Atomic<u32>, entries: u32) -> Result {
+    let mut now = left.load(Relaxed);
+    loop {
+        let rest = now.checked_sub(entries).ok_or(EBUSY)?;
+        match left.cmpxchg(now, rest, Relaxed) {
+            Ok(_) => return Ok(()),
+            Err(other) => now = other,
+        }
+    }
+}
+
+/// Entries of a completion queue that a queue pair has taken for all that it may post: it never overflows.
+pub(super) struct Room {
+    cq: Arc<Cq>,
+    entries: u32,
+}
+
+impl Room {
+    /// Takes `entries`; `EBUSY` where there are fewer.
+    pub(super) fn new(cq: &Arc<Cq>, entries: u64) -> Result<Self> {
+        let entries = u32::try_from(entries).map_err(|_| EINVAL)?;
+        take(&cq.left, entries)?;
+        Ok(Self {
+            cq: cq.clone(),
+            entries,
+        })
+    }
+
+    pub(super) fn cq(&self) -> &Cq {
+        &self.cq
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        self.cq.left.fetch_add(self.entries, Relaxed);
+    }
+}
+
+#[cfg(not(rdma_no_tests))]
+#[kunit_tests(rust_rdma_consumer_cq)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_entries_are_taken_than_there_are() -> Result {
+        let left = Atomic::new(10);
+        take(&left, 6)?;
+        assert_eq!(take(&left, 5).err(), Some(EBUSY));
+        take(&left, 4)?;
+        assert_eq!(left.load(Relaxed), 0);
+        assert_eq!(take(&left, 1).err(), Some(EBUSY));
+        take(&left, 0)?;
+        Ok(())
+    }
+}
