@@ -108,7 +108,12 @@ impl OwnedQueue {
     /// Makes an unbound queue for work that allocates memory and waits for others, one item at a time. It
     /// has no worker of its own for when memory is short: it may flush queues that have none either.
     pub fn for_long_work(name: &CStr) -> Result<Self> {
-        Self::for_faults(name, 1)
+        Self::for_long_works(name, 1)
+    }
+
+    /// The same for `most_active` items at a time.
+    pub fn for_long_works(name: &CStr, most_active: u32) -> Result<Self> {
+        Self::for_faults(name, most_active)
     }
 
     /// Waits until everything queued before this call has run. Sleeps.

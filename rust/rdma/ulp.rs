@@ -165,6 +165,15 @@ impl<'a> Device<'a> {
         Extensions::of(unsafe { &(*self.raw).attrs })
     }
 
+    /// How many RDMA reads a queue pair may have under way, and be asked for at a time.
+    pub fn max_reads(&self) -> u8 {
+        // SAFETY: By the type invariant the device is registered, so that it is not freed; the
+        // attributes do not change.
+        let attrs = unsafe { &(*self.raw).attrs };
+        let most = attrs.max_qp_rd_atom.min(attrs.max_qp_init_rd_atom);
+        most.clamp(0, u8::MAX.into()) as u8
+    }
+
     /// Whether it has atomic operations.
     pub fn has_atomics(&self) -> bool {
         // SAFETY: By the type invariant the device is registered, so that it is not freed; the

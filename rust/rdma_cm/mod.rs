@@ -69,7 +69,7 @@ pub trait Handler: Send + Sync + 'static {
 pub trait Acceptor: Send + Sync + 'static {
     /// A peer wants to connect; a request that is dropped is refused. May sleep. Called at the same time for several
     /// devices.
-    fn request(&self, request: Request<'_>);
+    fn request(self: &Arc<Self>, request: Request<'_>);
 
     /// The listener's device goes, if it was bound to the address of one.
     fn device_removal(&self) {}
@@ -858,7 +858,7 @@ mod tests {
     struct Nobody;
 
     impl Acceptor for Nobody {
-        fn request(&self, request: Request<'_>) {
+        fn request(self: &Arc<Self>, request: Request<'_>) {
             request.refuse(b"no");
         }
     }

@@ -164,6 +164,13 @@ impl Chunk {
         self.offset
     }
 
+    /// Keeps the buffer, whoever drops the last chunk of it.
+    pub fn keep(&self) -> Keep {
+        Keep {
+            _buffer: self.buffer.clone(),
+        }
+    }
+
     fn cpu(&self) -> *mut u8 {
         // SAFETY: By the type invariant the offset is within the buffer.
         unsafe { self.buffer.cpu.as_ptr().add(self.offset) }
@@ -187,6 +194,11 @@ impl DerefMut for Chunk {
         // before or after; nothing here comes of it.
         unsafe { core::slice::from_raw_parts_mut(self.cpu(), self.length) }
     }
+}
+
+/// A reference to a buffer, for those who want its chunks to be dropped where nobody may sleep. It leads to no byte of it.
+pub struct Keep {
+    _buffer: Arc<Buffer>,
 }
 
 /// Bytes of a word.

@@ -305,7 +305,8 @@ impl Lease {
     pub fn device(&self) -> Device<'_> {
         let tenancy = self.tenancy();
         // SAFETY: The core calls `add` with a registered device, which stays until that has failed or
-        // `remove` returns: both wait for this lease, which is borrowed.
+        // `remove` returns: both wait for this lease, which is borrowed. So does a landlord, whose device stays
+        // until it is dropped.
         unsafe { Device::from_raw(tenancy.device, tenancy.client) }
     }
 }

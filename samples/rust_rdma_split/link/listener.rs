@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The I/O unit's side: waiting for hosts.
+
+use super::steps::{new_session, Events};
+use super::{Link, Options, Owner, Queues, Shared, Statistics, CLIENT};
+use crate::protocol::{Channel, Join, Layout, Role, Service, Variant, Violation, JOIN_MAGIC};
+use crate::rdma::QpType;
+use crate::rdma_cm::{self, Acceptor, Request};
+use core::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use kernel::new_mutex;
+use kernel::prelude::*;
+use kernel::sync::{Arc, Mutex};
+
+/// Who makes owners for the hosts that come.
+pub trait Factory: Send + Sync + 'static {
+    /// What a host gets.
+    type Owner: Owner;
+
+    /// A host has come. It may keep the link. May sleep.
+    fn joined(&self, link: Link<Self::Owner>) -> Result<Arc<Self::Owner>>;
+
+    /// It is gone; nothing more comes from it. May sleep.
+    fn parted(&self, owner: Arc<Self::Owner>);
+}
+
+/// Who a link of an I/O unit belongs to.
+pub(crate) trait Parent<O: Owner>: Send + Sync {
+    /// A host has come.
+    fn joined(&self, link: Link<O>) -> Result<Arc<O>>;
+
+    /// It is gone.
+    fn parted(&self, link: &Arc<Shared<O>>, owner: Option<Arc<O>>);
+}
+
+/// Waits for hosts, each of which gets a [`Link`]. Dropping it ends all of them in an orderly way, which may sleep for some
+/// seconds and waits for [`Owner::request`].
+pub struct Listener<F: Factory> {
+    listening: KVec<rdma_cm::Listener<Door<F>>>,
+    door: Arc<Door<F>>,
+}
+
+/// What the connection manager calls.
+#[pin_data]
+struct Door<F: Factory> {
+    options: Options,
+    factory: Arc<F>,
+    queues: Arc<Queues>,
+    #[pin]
+    links: Mutex<Links<F::Owner>>,
+}
+
+struct Links<O: Owner> {
+    all: KVec<Arc<Shared<O>>>,
+    /// What was counted by those that are gone.
+    past: Statistics,
+    /// No more are wanted.
+    is_closed: bool,
+}
+
+impl<F: Factory> Listener<F> {
+    /// Waits for hosts at all addresses of this machine, on all RDMA devices there are and will be.
+    pub fn new(port: u16, options: Options, factory: Arc<F>) -> Result<Self> {
+        let links = Links {
+            all: KVec::new(),
+            past: Statistics::ZERO,
+            is_closed: false,
+        };
+        let init = try_pin_init!(Door {
+            options,
+            factory,
+            queues: Queues::new()?,
+            links <- new_mutex!(links, "rust_rdma_split_links"),
+        }? Error);
+        let door = Arc::pin_init(init, GFP_KERNEL)?;
+        let listen =
+            |address: SocketAddr| rdma_cm::Listener::new(CLIENT, &address, 16, door.clone());
+        let mut listening = KVec::with_capacity(2, GFP_KERNEL)?;
+        listening.push(listen((Ipv4Addr::UNSPECIFIED, port).into())?, GFP_KERNEL)?;
+        // Where there is IPv6.
+        if let Ok(other) = listen((Ipv6Addr::UNSPECIFIED, port).into()) {
+            listening.push(other, GFP_KERNEL)?;
+        }
+        Ok(Self { listening, door })
+    }
+
+    /// What all links have counted, also those that are gone.
+    pub fn statistics(&self) -> Statistics {
+        let links = self.door.links.lock();
+        let mut sum = links.past;
+        for link in &links.all {
+            sum.add(&link.statistics());
+        }
+        sum
+    }
+}
+
+impl<F: Factory> Drop for Listener<F> {
+    fn drop(&mut self) {
+        self.door.links.lock().is_closed = true;
+        // Nobody comes any more, when these are gone.
+        self.listening.clear();
+        // All at once, as each may take its time.
+        for link in &self.door.links.lock().all {
+            link.state.lock().is_ending = true;
+            link.wake();
+        }
+        loop {
+            let Some(link) = self.door.links.lock().all.first().cloned() else {
+                break;
+            };
+            link.finish();
+        }
+        self.door.queues.flush();
+    }
+}
+
+impl<F: Factory> Door<F> {
+    /// What a request says, if it is one that could be answered.
+    fn read(&self, request: &Request<'_>) -> Option<(Join, Options)> {
+        let theirs = Join::decode(request.private_data())?;
+        let service = Service::from_number(theirs.service)?;
+        let variant = Variant::from_number(theirs.variant)?;
+        let is_type = match service {
+            Service::Acknowledged => request.qp_type() == Some(QpType::Rc),
+            Service::Unacknowledged => request.qp_type() == Some(QpType::Uc),
+        };
+        let options = Options {
+            service,
+            variant,
+            ..self.options
+        };
+        (is_type && theirs.magic == JOIN_MAGIC).then_some((theirs, options))
+    }
+
+    /// Counts what is wrong with a request.
+    fn check(&self, own: &Join, request: &Request<'_>) -> Result {
+        if let Err(violation) = Join::check(own, request.private_data()) {
+            self.links.lock().past.count(violation);
+            return Err(EINVAL);
+        }
+        Ok(())
+    }
+
+    /// A host wants a link.
+    fn control(self: &Arc<Self>, request: Request<'_>, theirs: &Join, options: Options) -> Result {
+        let parent: Arc<dyn Parent<F::Owner>> = self.clone();
+        let queues = self.queues.clone();
+        let shared = Shared::new(Role::Unit, options, None, Some(parent), queues)?;
+        let sessions = (new_session(), theirs.session);
+        let own = shared.join(Channel::Control, sessions);
+        self.check(&own, &request)?;
+        let mut links = self.links.lock();
+        if links.is_closed || links.all.len() >= self.options.hosts {
+            return Err(EBUSY);
+        }
+        links.all.push(shared.clone(), GFP_KERNEL)?;
+        let handler = Events {
+            shared: shared.clone(),
+            channel: Channel::Control,
+            epoch: 0,
+        };
+        let id = Arc::new(handler, GFP_KERNEL)
+            .map_err(Error::from)
+            .and_then(|handler| request.into_id(handler));
+        match id {
+            Ok(id) => {
+                let mut state = shared.state.lock();
+                state.sessions = sessions;
+                state.incoming_control = Some(id);
+            }
+            Err(error) => {
+                let _ = links.all.pop();
+                return Err(error);
+            }
+        }
+        shared.wake();
+        Ok(())
+    }
+
+    /// The host of a link wants its other channel.
+    fn data(&self, request: Request<'_>, theirs: &Join) -> Result {
+        let mut links = self.links.lock();
+        let is_it = |link: &&Arc<Shared<F::Owner>>| {
+            let state = link.state.lock();
+            state.sessions == (theirs.peer_session, theirs.session) && !state.is_over
+        };
+        let found = links.all.iter().find(is_it).cloned();
+        let Some(shared) = found else {
+            links.past.count(Violation::OtherSession);
+            return Err(ENOENT);
+        };
+        drop(links);
+        let (epoch, own) = {
+            let state = shared.state.lock();
+            // Once, and after the control channel was accepted.
+            if state.is_up || state.live.is_none() {
+                return Err(EBUSY);
+            }
+            (state.epoch, shared.join(Channel::Data, state.sessions))
+        };
+        self.check(&own, &request)?;
+        let handler = Events {
+            shared: shared.clone(),
+            channel: Channel::Data,
+            epoch,
+        };
+        let id = request.into_id(Arc::new(handler, GFP_KERNEL)?)?;
+        let mut state = shared.state.lock();
+        let is_wanted = state.epoch == epoch && state.incoming_data.is_none();
+        if is_wanted {
+            state.incoming_data = Some(id);
+            drop(state);
+            shared.wake();
+        } else {
+            drop(state);
+            // By the handler of its own, so that the core refuses.
+            drop(id);
+        }
+        Ok(())
+    }
+}
+
+impl<F: Factory> Acceptor for Door<F> {
+    fn request(self: &Arc<Self>, request: Request<'_>) {
+        let Some((theirs, options)) = self.read(&request) else {
+            self.links.lock().past.count(Violation::BadJoin);
+            return;
+        };
+        // Where it fails the request is dropped, and so refused.
+        let _ = match Channel::from_number(theirs.channel) {
+            Some(Channel::Control) => self.control(request, &theirs, options),
+            Some(Channel::Data) => self.data(request, &theirs),
+            None => Ok(()),
+        };
+    }
+}
+
+impl<F: Factory> Parent<F::Owner> for Door<F> {
+    fn joined(&self, link: Link<F::Owner>) -> Result<Arc<F::Owner>> {
+        self.factory.joined(link)
+    }
+
+    fn parted(&self, link: &Arc<Shared<F::Owner>>, owner: Option<Arc<F::Owner>>) {
+        if let Some(owner) = owner {
+            self.factory.parted(owner);
+        }
+        let mut links = self.links.lock();
+        links.past.add(&link.statistics());
+        let at = links.all.iter().position(|other| Arc::ptr_eq(other, link));
+        let link = at.and_then(|at| links.all.remove(at).ok());
+        drop(links);
+        drop(link);
+    }
+}
