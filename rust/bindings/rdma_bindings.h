@@ -4,15 +4,20 @@
  */
 #include <linux/hrtimer_types.h>
 
+#include <linux/etherdevice.h>
+#include <linux/ethtool.h>
 #include <linux/hmm.h>
 #include <linux/hmm-dma.h>
 #include <linux/if_arp.h>
 #include <linux/if_link.h>
+#include <linux/if_vlan.h>
 #include <linux/irq_poll.h>
 #include <linux/netdevice.h>
 #include <linux/pci.h>
 #include <linux/rtnetlink.h>
+#include <linux/skbuff.h>
 #include <net/devlink.h>
+#include <net/gso.h>
 #include <rdma/ib_addr.h>
 #include <rdma/ib_cache.h>
 #include <rdma/ib_mad.h>

@@ -16,6 +16,7 @@ pub mod io;
 pub mod irq;
 pub mod memcg;
 pub mod memory;
+pub mod module_string;
 pub mod pci;
 pub mod random;
 pub mod ratelimit;

@@ -65,6 +65,10 @@ pub(super) const OTHER_ROOMS: &[&str] =
 pub(super) const OUT_OF_TREE: &[(&str, &str)] = &[
     ("Kbuild", "in a kernel tree each folder has a Makefile"),
     (
+        "rust/net/",
+        "networking, which only the sample below uses so far",
+    ),
+    (
         "rust/rdma_cm/",
         "connections, which only the sample below uses so far",
     ),
@@ -358,6 +362,7 @@ Each file names the one of rust/kernel that it is meant for.
             "rust/kernel_ext/cpu_hotplug.rs",
             "rust/kernel_ext/memcg.rs",
             "rust/kernel_ext/memory.rs",
+            "rust/kernel_ext/module_string.rs",
             "rust/kernel_ext/random.rs",
             "rust/kernel_ext/ratelimit.rs",
             "rust/kernel_ext/user.rs",

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: GPL-2.0
+
+#include <linux/if_vlan.h>
+#include <linux/skbuff.h>
+
+__rust_helper unsigned int rust_helper_skb_headlen(const struct sk_buff *skb)
+{
+	return skb_headlen(skb);
+}
+
+__rust_helper unsigned int rust_helper_skb_headroom(const struct sk_buff *skb)
+{
+	return skb_headroom(skb);
+}
+
+__rust_helper int rust_helper_skb_tailroom(const struct sk_buff *skb)
+{
+	return skb_tailroom(skb);
+}
+
+__rust_helper void rust_helper_skb_reserve(struct sk_buff *skb, int len)
+{
+	skb_reserve(skb, len);
+}
+
+__rust_helper int rust_helper_skb_cloned(const struct sk_buff *skb)
+{
+	return skb_cloned(skb);
+}
+
+__rust_helper bool rust_helper_skb_is_gso(const struct sk_buff *skb)
+{
+	return skb_is_gso(skb);
+}
+
+__rust_helper struct sk_buff *rust_helper_skb_share_check(struct sk_buff *skb, gfp_t pri)
+{
+	return skb_share_check(skb, pri);
+}
+
+__rust_helper void rust_helper_skb_reset_mac_header(struct sk_buff *skb)
+{
+	skb_reset_mac_header(skb);
+}
+
+__rust_helper void rust_helper_skb_set_network_header(struct sk_buff *skb, int offset)
+{
+	skb_set_network_header(skb, offset);
+}
+
+__rust_helper int rust_helper_skb_mac_header_was_set(const struct sk_buff *skb)
+{
+	return skb_mac_header_was_set(skb);
+}
+
+__rust_helper int rust_helper_skb_mac_offset(const struct sk_buff *skb)
+{
+	return skb_mac_offset(skb);
+}
+
+__rust_helper void rust_helper_skb_mark_not_on_list(struct sk_buff *skb)
+{
+	skb_mark_not_on_list(skb);
+}
+
+__rust_helper u16 rust_helper_skb_get_queue_mapping(const struct sk_buff *skb)
+{
+	return skb_get_queue_mapping(skb);
+}
+
+__rust_helper bool rust_helper_skb_vlan_tag_present(const struct sk_buff *skb)
+{
+	return skb_vlan_tag_present(skb);
+}
+
+__rust_helper u16 rust_helper_skb_vlan_tag_get_id(const struct sk_buff *skb)
+{
+	return skb_vlan_tag_get_id(skb);
+}
+
+__rust_helper struct sk_buff *rust_helper___vlan_hwaccel_push_inside(struct sk_buff *skb)
+{
+	return __vlan_hwaccel_push_inside(skb);
+}
+
+__rust_helper void rust_helper_skb_queue_head_init(struct sk_buff_head *list)
+{
+	skb_queue_head_init(list);
+}
+
+__rust_helper __u32 rust_helper_skb_queue_len_lockless(const struct sk_buff_head *list)
+{
+	return skb_queue_len_lockless(list);
+}
+
+/* Bit fields. */
+__rust_helper u8 rust_helper_skb_ip_summed(const struct sk_buff *skb)
+{
+	return skb->ip_summed;
+}
+
+__rust_helper void rust_helper_skb_set_ip_summed(struct sk_buff *skb, u8 ip_summed)
+{
+	skb->ip_summed = ip_summed;
+}
+
+/* Members of anonymous unions and structures. */
+__rust_helper void rust_helper_skb_set_dev(struct sk_buff *skb, struct net_device *dev)
+{
+	skb->dev = dev;
+}
+
+__rust_helper struct net_device *rust_helper_skb_dev(const struct sk_buff *skb)
+{
+	return skb->dev;
+}
+
+__rust_helper void rust_helper_skb_set_protocol(struct sk_buff *skb, __be16 protocol)
+{
+	skb->protocol = protocol;
+}
+
+__rust_helper __be16 rust_helper_skb_protocol_field(const struct sk_buff *skb)
+{
+	return skb->protocol;
+}
+
+__rust_helper unsigned int rust_helper_skb_length(const struct sk_buff *skb)
+{
+	return skb->len;
+}
+
+__rust_helper unsigned char *rust_helper_skb_data(const struct sk_buff *skb)
+{
+	return skb->data;
+}
+
+__rust_helper struct sk_buff *rust_helper_skb_next(const struct sk_buff *skb)
+{
+	return skb->next;
+}
+
+__rust_helper void rust_helper___vlan_hwaccel_put_tag(struct sk_buff *skb, __be16 proto, u16 tci)
+{
+	__vlan_hwaccel_put_tag(skb, proto, tci);
+}

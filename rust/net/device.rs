@@ -1,0 +1,875 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Network devices of a driver.
+//!
+//! What a callback sees is there: the driver's data are dropped after the device was unregistered, which waits for
+//! callbacks, for NAPI and for all who [hold](Hold) it; and they are in one allocation with the core's structure.
+
+use super::{MacAddress, Napi, Ops, Rtnl, Skb};
+use crate::bindings;
+use core::marker::PhantomData;
+use core::ops::Deref;
+use core::ptr::{self, NonNull};
+use kernel::device;
+use kernel::error::{from_result, to_result};
+use kernel::prelude::*;
+use kernel::types::Opaque;
+
+/// A driver of Ethernet devices; the type is that of its data of each device.
+pub trait Driver: Sized + Send + Sync + 'static {
+    /// What it offers.
+    const OPS: Ops<Self>;
+
+    /// What it has for each [`Napi`]. `()` where there are none.
+    type Queue: Send + Sync + 'static;
+
+    /// The device is brought up. RTNL is held; may sleep.
+    ///
+    /// Queues are polled and frames are sent from when this has returned.
+    fn open(dev: &Device<Self>, rtnl: &Rtnl) -> Result;
+
+    /// The device is brought down. RTNL is held; may sleep.
+    ///
+    /// No queue is polled any more, and no frame is sent, until it is opened again.
+    fn stop(dev: &Device<Self>, rtnl: &Rtnl);
+
+    /// A frame is to be sent. In softirqs, or with bottom halves disabled; frames of one queue one after the other.
+    fn start_xmit(dev: &Device<Self>, skb: Skb) -> Xmit;
+}
+
+/// What came of a frame that is to be sent.
+pub enum Xmit {
+    /// It was sent, or dropped.
+    Taken,
+    /// There is no room, and its queue was [stopped](Device::stop_queue): it is to be offered again.
+    Busy(Skb),
+}
+
+/// What is counted of an interface.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Statistics {
+    /// Frames received.
+    pub rx_packets: u64,
+    /// Frames sent.
+    pub tx_packets: u64,
+    /// Bytes received.
+    pub rx_bytes: u64,
+    /// Bytes sent.
+    pub tx_bytes: u64,
+    /// Bad frames received.
+    pub rx_errors: u64,
+    /// Frames that could not be sent.
+    pub tx_errors: u64,
+    /// Frames received for which there was no room.
+    pub rx_dropped: u64,
+    /// Frames to be sent for which there was no room.
+    pub tx_dropped: u64,
+    /// Multicast frames received.
+    pub multicast: u64,
+}
+
+impl Statistics {
+    pub(super) fn from_raw(raw: &bindings::rtnl_link_stats64) -> Self {
+        Self {
+            rx_packets: raw.rx_packets,
+            tx_packets: raw.tx_packets,
+            rx_bytes: raw.rx_bytes,
+            tx_bytes: raw.tx_bytes,
+            rx_errors: raw.rx_errors,
+            tx_errors: raw.tx_errors,
+            rx_dropped: raw.rx_dropped,
+            tx_dropped: raw.tx_dropped,
+            multicast: raw.multicast,
+        }
+    }
+
+    fn write_to(&self, raw: &mut bindings::rtnl_link_stats64) {
+        raw.rx_packets = self.rx_packets;
+        raw.tx_packets = self.tx_packets;
+        raw.rx_bytes = self.rx_bytes;
+        raw.tx_bytes = self.tx_bytes;
+        raw.rx_errors = self.rx_errors;
+        raw.tx_errors = self.tx_errors;
+        raw.rx_dropped = self.rx_dropped;
+        raw.tx_dropped = self.tx_dropped;
+        raw.multicast = self.multicast;
+    }
+}
+
+/// A driver that counts.
+pub trait StatisticsOps: Driver {
+    /// What was counted so far. Must not sleep.
+    fn statistics(dev: &Device<Self>) -> Statistics;
+}
+
+/// A device whose address can be changed, also while it is up.
+pub trait MacOps: Driver {
+    /// It is to have another address, which is a valid one. RTNL is held; may sleep.
+    fn set_mac(dev: &Device<Self>, rtnl: &Rtnl, mac: MacAddress) -> Result;
+}
+
+/// A device whose MTU can be changed.
+pub trait MtuOps: Driver {
+    /// Another MTU, within the limits of the device. RTNL is held; may sleep.
+    fn change_mtu(dev: &Device<Self>, rtnl: &Rtnl, mtu: u32) -> Result;
+}
+
+/// A device that knows which frames are wanted.
+pub trait RxModeOps: Driver {
+    /// Other frames are wanted. RTNL is held; may sleep. Where it fails it is called again after a while.
+    fn set_rx_mode(dev: &Device<Self>, rtnl: &Rtnl, mode: &RxMode<'_>) -> Result;
+}
+
+/// A device that knows which VLANs are wanted.
+pub trait VlanOps: Driver {
+    /// Frames of a VLAN are wanted. RTNL is held; may sleep.
+    fn add_vlan(dev: &Device<Self>, rtnl: &Rtnl, vlan: u16) -> Result;
+
+    /// They are not any more. RTNL is held; may sleep.
+    fn remove_vlan(dev: &Device<Self>, rtnl: &Rtnl, vlan: u16);
+}
+
+/// Which frames are wanted.
+pub struct RxMode<'a> {
+    /// All.
+    pub promiscuous: bool,
+    /// All multicast frames.
+    pub all_multicast: bool,
+    unicast: Addresses<'a>,
+    multicast: Addresses<'a>,
+}
+
+impl<'a> RxMode<'a> {
+    /// Those to these addresses, besides the device's own.
+    pub fn unicast(&self) -> Addresses<'a> {
+        self.unicast
+    }
+
+    /// Those to these addresses.
+    pub fn multicast(&self) -> Addresses<'a> {
+        self.multicast
+    }
+}
+
+/// Addresses in a list of the core.
+///
+/// # Invariants
+///
+/// `next` is in the list that begins at `head`, which for `'a` is valid and does not change.
+#[derive(Clone, Copy)]
+pub struct Addresses<'a> {
+    head: *const bindings::list_head,
+    next: *const bindings::list_head,
+    _list: PhantomData<&'a ()>,
+}
+
+impl Addresses<'_> {
+    /// # Safety
+    ///
+    /// `list` must be valid and not change for as long as the result exists.
+    unsafe fn new(list: *const bindings::netdev_hw_addr_list) -> Self {
+        // SAFETY: The caller vouches for the list.
+        let head = unsafe { ptr::addr_of!((*list).list) };
+        Self {
+            head,
+            // SAFETY: The caller vouches for the list.
+            next: unsafe { (*head).next },
+            _list: PhantomData,
+        }
+    }
+}
+
+impl Iterator for Addresses<'_> {
+    type Item = MacAddress;
+
+    fn next(&mut self) -> Option<MacAddress> {
+        if self.next == self.head {
+            return None;
+        }
+        let entry = self.next.cast::<bindings::netdev_hw_addr>();
+        const { assert!(core::mem::offset_of!(bindings::netdev_hw_addr, list) == 0) };
+        // SAFETY: By the type invariant it is in the list, of which each entry is the start of an address with room
+        // for more than six bytes.
+        unsafe {
+            self.next = (*self.next).next;
+            Some(MacAddress((*entry).addr.as_ptr().cast::<[u8; 6]>().read()))
+        }
+    }
+}
+
+/// A network device with the driver's data of it, to which it dereferences.
+///
+/// # Invariants
+///
+/// Wherever a reference exists the device's private part is an initialised `Private<D>`.
+#[repr(transparent)]
+pub struct Device<D: Driver> {
+    raw: Opaque<bindings::net_device>,
+    _data: PhantomData<D>,
+}
+
+// SAFETY: The core's part is used from any task, under locks of its own; data and queues are `Send` and `Sync`.
+unsafe impl<D: Driver> Send for Device<D> {}
+// SAFETY: As above.
+unsafe impl<D: Driver> Sync for Device<D> {}
+
+/// What is behind the core's structure.
+#[pin_data]
+pub(super) struct Private<D: Driver> {
+    /// Never grows after it was made: NAPI knows where they are.
+    napis: KVec<Napi<D>>,
+    #[pin]
+    data: D,
+}
+
+impl<D: Driver> Device<D> {
+    /// # Safety
+    ///
+    /// `raw` must be a device that [`Unregistered::new`] made, of this type, and that is not freed for `'a`.
+    #[inline]
+    pub(super) unsafe fn from_raw<'a>(raw: *mut bindings::net_device) -> &'a Self {
+        // INVARIANT: `Unregistered::new` has initialised the private part.
+        // SAFETY: The caller vouches for the device; the type is transparent.
+        unsafe { &*raw.cast() }
+    }
+
+    #[inline]
+    pub(super) fn as_raw(&self) -> *mut bindings::net_device {
+        self.raw.get()
+    }
+
+    #[inline]
+    fn private(&self) -> &Private<D> {
+        // SAFETY: By the type invariant the private part is initialised; nobody has it as `&mut`.
+        unsafe { &*bindings::netdev_priv(self.as_raw()).cast() }
+    }
+
+    /// Its queues that are polled.
+    #[inline]
+    pub fn napis(&self) -> &[Napi<D>] {
+        &self.private().napis
+    }
+
+    /// Its name now: it may be given another, and be found half changed then. For those who read logs.
+    pub fn name(&self) -> InterfaceName {
+        // SAFETY: The reference keeps the device.
+        unsafe { InterfaceName::of(self.as_raw()) }
+    }
+
+    /// Its address now. Where RTNL is not held it may be part old and part new.
+    pub fn mac(&self) -> MacAddress {
+        // SAFETY: The reference keeps the device and its address, for which it has room for `MAX_ADDR_LEN` bytes.
+        // They may be written meanwhile, hence the volatile read.
+        MacAddress(unsafe {
+            bindings::netdev_dev_addr(self.as_raw())
+                .cast::<[u8; 6]>()
+                .read_volatile()
+        })
+    }
+
+    /// Its MTU now.
+    pub fn mtu(&self) -> u32 {
+        // SAFETY: The reference keeps the device.
+        unsafe { bindings::netdev_mtu(self.as_raw()) }
+    }
+
+    /// Whether it is up.
+    pub fn is_running(&self) -> bool {
+        // SAFETY: The reference keeps the device.
+        unsafe { bindings::netif_running(self.as_raw()) }
+    }
+
+    /// Whether it has a carrier.
+    pub fn has_carrier(&self) -> bool {
+        // SAFETY: The reference keeps the device.
+        unsafe { bindings::netif_carrier_ok(self.as_raw()) }
+    }
+
+    /// There is a carrier, or there is none any more. May be called from any context.
+    pub fn set_carrier(&self, carrier: bool) {
+        // SAFETY: The reference keeps the device.
+        unsafe {
+            if carrier {
+                bindings::netif_carrier_on(self.as_raw())
+            } else {
+                bindings::netif_carrier_off(self.as_raw())
+            }
+        }
+    }
+
+    fn check_queue(&self, queue: u16) -> bool {
+        // SAFETY: The reference keeps the device; the number does not change.
+        u32::from(queue) < unsafe { bindings::netdev_num_tx_queues(self.as_raw()) }
+    }
+
+    /// No more frames are to be sent by a queue.
+    ///
+    /// What makes room may have happened meanwhile: who stops a queue looks once more, and
+    /// [wakes](Self::wake_queue) it if there is room.
+    pub fn stop_queue(&self, queue: u16) {
+        if self.check_queue(queue) {
+            // SAFETY: The reference keeps the device, which has that queue.
+            unsafe { bindings::netif_stop_subqueue(self.as_raw(), queue) };
+            // What made room looks whether the queue is stopped, after it has; this looks for room next.
+            kernel::sync::barrier::smp_mb();
+        }
+    }
+
+    /// Frames may be sent by a queue again, if it was stopped. May be called from any context.
+    pub fn wake_queue(&self, queue: u16) {
+        if !self.check_queue(queue) {
+            return;
+        }
+        kernel::sync::barrier::smp_mb();
+        // SAFETY: The reference keeps the device, which has that queue.
+        unsafe {
+            if bindings::netif_subqueue_stopped(self.as_raw(), queue) {
+                bindings::netif_wake_subqueue(self.as_raw(), queue);
+            }
+        }
+    }
+
+    /// A frame has arrived, beside NAPI: it is queued for the protocols. May be called from any context.
+    ///
+    /// It begins with its Ethernet header. Returns whether it was taken.
+    pub fn receive(&self, skb: Skb) -> bool {
+        let Some(skb) = self.prepare_received(skb) else {
+            return false;
+        };
+        // SAFETY: The frame is of this device, which the reference keeps, and which flushes what is queued when it
+        // is unregistered; the count passes to the function.
+        unsafe { bindings::netif_rx(skb.into_raw()) == bindings::NET_RX_SUCCESS as c_int }
+    }
+
+    /// Makes a frame one that this device has received.
+    pub(super) fn prepare_received(&self, skb: Skb) -> Option<Skb> {
+        if skb.linear().len() < super::EthernetHeader::SIZE {
+            skb.discard(super::DropReason::BadHeader);
+            return None;
+        }
+        // SAFETY: The buffer is ours, and begins with a header in one piece; the reference keeps the device.
+        unsafe {
+            let protocol = bindings::eth_type_trans(skb.as_raw(), self.as_raw());
+            bindings::skb_set_protocol(skb.as_raw(), protocol);
+        }
+        Some(skb)
+    }
+
+    fn is_registered(&self, _rtnl: &Rtnl) -> bool {
+        // SAFETY: The reference keeps the device.
+        unsafe { bindings::netdev_is_registered(self.as_raw()) }
+    }
+
+    /// Gives it another address, as a user would; the driver is asked first. `ENODEV` if it is about to go.
+    pub fn change_mac(&self, rtnl: &Rtnl, mac: MacAddress) -> Result {
+        if !self.is_registered(rtnl) {
+            return Err(ENODEV);
+        }
+        let mut address: bindings::__kernel_sockaddr_storage = pin_init::zeroed();
+        let bytes = ptr::from_mut(&mut address).cast::<u8>();
+        // SAFETY: An address begins behind the two bytes of its family, with room for more than six. The device is
+        // registered and RTNL is held, as the function demands.
+        to_result(unsafe {
+            bytes.cast::<u16>().write(bindings::ARPHRD_ETHER as u16);
+            ptr::copy_nonoverlapping(mac.0.as_ptr(), bytes.add(2), mac.0.len());
+            bindings::dev_set_mac_address(self.as_raw(), &mut address, ptr::null_mut())
+        })
+    }
+
+    /// Gives it another MTU, as a user would; the driver is asked first. `ENODEV` if it is about to go.
+    pub fn request_mtu(&self, rtnl: &Rtnl, mtu: u32) -> Result {
+        if !self.is_registered(rtnl) {
+            return Err(ENODEV);
+        }
+        let mtu = c_int::try_from(mtu).map_err(|_| EINVAL)?;
+        // SAFETY: The device is registered and RTNL is held, as the function demands.
+        to_result(unsafe { bindings::dev_set_mtu(self.as_raw(), mtu) })
+    }
+
+    /// Whether its address is one that was made up for it, and nobody has asked for.
+    pub fn has_random_mac(&self, _rtnl: &Rtnl) -> bool {
+        // SAFETY: The reference keeps the device.
+        unsafe { bindings::netdev_has_random_addr(self.as_raw()) }
+    }
+
+    /// From now on its MTU is at most this. What it is stays.
+    pub fn set_max_mtu(&self, _rtnl: &Rtnl, mtu: u32) {
+        // SAFETY: The reference keeps the device; RTNL is what changes of the field are made under.
+        unsafe { bindings::netdev_set_max_mtu(self.as_raw(), mtu) }
+    }
+
+    /// Keeps it: unregistering it waits until the result is dropped.
+    pub fn hold(&self) -> Hold<D> {
+        // SAFETY: The reference keeps the device until this returns.
+        unsafe { bindings::dev_hold(self.as_raw()) };
+        // INVARIANT: Counted just now.
+        Hold(NonNull::from(self))
+    }
+}
+
+impl<D: Driver> Deref for Device<D> {
+    type Target = D;
+
+    #[inline]
+    fn deref(&self) -> &D {
+        &self.private().data
+    }
+}
+
+/// The name of an interface.
+#[derive(Clone, Copy)]
+pub struct InterfaceName([u8; bindings::IFNAMSIZ as usize]);
+
+impl InterfaceName {
+    /// # Safety
+    ///
+    /// `dev` must be a valid interface.
+    pub(super) unsafe fn of(dev: *const bindings::net_device) -> Self {
+        // SAFETY: The caller vouches for the interface, whose name has that many bytes; it may be written meanwhile.
+        Self(unsafe {
+            bindings::netdev_name_field(dev)
+                .cast::<[u8; bindings::IFNAMSIZ as usize]>()
+                .read_volatile()
+        })
+    }
+}
+
+impl kernel::fmt::Display for InterfaceName {
+    fn fmt(&self, f: &mut kernel::fmt::Formatter<'_>) -> kernel::fmt::Result {
+        let end = self.0.iter().position(|byte| *byte == 0);
+        let name = &self.0[..end.unwrap_or(self.0.len())];
+        f.write_str(core::str::from_utf8(name).unwrap_or("?"))
+    }
+}
+
+/// A count of a device that is registered: its driver's data stay, as unregistering waits.
+///
+/// Whoever has one gives it up before the device is unregistered, or soon after that has begun.
+///
+/// # Invariants
+///
+/// The pointer is a device that was registered, of which this value owns one count.
+pub struct Hold<D: Driver>(NonNull<Device<D>>);
+
+// SAFETY: A count may be given back by any task; `Device<D>` is `Send` and `Sync`.
+unsafe impl<D: Driver> Send for Hold<D> {}
+// SAFETY: As above.
+unsafe impl<D: Driver> Sync for Hold<D> {}
+
+impl<D: Driver> Deref for Hold<D> {
+    type Target = Device<D>;
+
+    fn deref(&self) -> &Device<D> {
+        // SAFETY: By the type invariant the device is counted, and freed only after it was unregistered, which
+        // waits for the counts.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl<D: Driver> Clone for Hold<D> {
+    fn clone(&self) -> Self {
+        self.hold()
+    }
+}
+
+impl<D: Driver> Drop for Hold<D> {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant we own a count, which is given back here and nowhere else.
+        unsafe { bindings::dev_put(self.as_raw()) }
+    }
+}
+
+/// What a device is like.
+pub struct Config<'a> {
+    /// Its name; `%d` stands for the first number that is free.
+    pub name: &'a CStr,
+    /// Its address; `None`: one is made up.
+    pub mac: Option<MacAddress>,
+    /// The MTU it begins with.
+    pub mtu: u32,
+    /// The largest that it may be given.
+    pub max_mtu: u32,
+    /// By how many queues it sends; at least one.
+    pub tx_queues: u16,
+    /// By how many it receives; at least one.
+    pub rx_queues: u16,
+    /// The device on the bus that it is the interface of.
+    pub parent: Option<&'a device::Device<device::Bound>>,
+}
+
+/// A device that the core does not know yet.
+pub struct Unregistered<D: Driver>(Allocated<D>);
+
+/// # Invariants
+///
+/// The device is ours, not registered, and its private part is initialised.
+struct Allocated<D: Driver>(NonNull<bindings::net_device>, PhantomData<D>);
+
+// SAFETY: A device belongs to no task, and what is in it is `Send` and `Sync`.
+unsafe impl<D: Driver> Send for Allocated<D> {}
+// SAFETY: As above.
+unsafe impl<D: Driver> Sync for Allocated<D> {}
+
+impl<D: Driver> Drop for Allocated<D> {
+    fn drop(&mut self) {
+        let raw = self.0.as_ptr();
+        // SAFETY: By the type invariant the device is initialised.
+        for napi in unsafe { Device::<D>::from_raw(raw) }.napis() {
+            // SAFETY: It was added by `new`, and is disabled, as the device is not up.
+            unsafe { bindings::netif_napi_del(napi.as_raw()) };
+        }
+        // SAFETY: By the type invariant the private part is initialised and the device ours: nobody uses it, as it
+        // is not registered. Neither is used afterwards.
+        unsafe {
+            ptr::drop_in_place(bindings::netdev_priv(raw).cast::<Private<D>>());
+            bindings::free_netdev(raw);
+        }
+    }
+}
+
+impl<D: Driver> Unregistered<D> {
+    /// Makes a device, with a [`Napi`] for each of `queues`. Sleeps.
+    pub fn new<E>(
+        config: &Config<'_>,
+        queues: KVec<D::Queue>,
+        data: impl PinInit<D, E>,
+    ) -> Result<Self>
+    where
+        Error: From<E>,
+    {
+        let ops = Ops::<D>::of();
+        if ops.poll.is_none() && !queues.is_empty()
+            || config.tx_queues == 0
+            || config.rx_queues == 0
+        {
+            return Err(EINVAL);
+        }
+        let mut napis = KVec::with_capacity(queues.len(), GFP_KERNEL)?;
+        for queue in queues {
+            napis.push(Napi::new(queue), GFP_KERNEL)?;
+        }
+        const { assert!(align_of::<Private<D>>() <= bindings::NETDEV_ALIGN as usize) };
+        // SAFETY: The name is a C string, which is copied; `ether_setup` is meant for this.
+        let raw = unsafe {
+            bindings::alloc_netdev_mqs(
+                size_of::<Private<D>>() as c_int,
+                config.name.as_char_ptr(),
+                bindings::NET_NAME_ENUM as u8,
+                Some(bindings::ether_setup),
+                config.tx_queues.into(),
+                config.rx_queues.into(),
+            )
+        };
+        let raw = NonNull::new(raw).ok_or(ENOMEM)?;
+        let private = pin_init!(Private { napis, data <- data }? E);
+        // SAFETY: The private part was allocated for this type and is not initialised; it does not move, as nothing
+        // moves a device.
+        let initialised = unsafe {
+            private.__pinned_init(bindings::netdev_priv(raw.as_ptr()).cast::<Private<D>>())
+        };
+        if let Err(err) = initialised {
+            // SAFETY: Made above, and known to nobody.
+            unsafe { bindings::free_netdev(raw.as_ptr()) };
+            return Err(err.into());
+        }
+        // SAFETY: The device is ours. The tables are static.
+        unsafe {
+            bindings::netdev_set_ops(raw.as_ptr(), &ops.netdev, &ops.ethtool);
+            bindings::netdev_set_priv_flags(raw.as_ptr());
+            bindings::netdev_set_mtu_range(
+                raw.as_ptr(),
+                config.mtu,
+                bindings::ETH_MIN_MTU,
+                config.max_mtu,
+            );
+            if ops.filters_vlans {
+                bindings::netdev_set_filters_vlans(raw.as_ptr());
+            }
+            match &config.mac {
+                Some(mac) => bindings::eth_hw_addr_set(raw.as_ptr(), mac.0.as_ptr()),
+                None => bindings::eth_hw_addr_random(raw.as_ptr()),
+            }
+            if let Some(parent) = config.parent {
+                // `device::Device` is a transparent wrapper of `struct device`. The core takes a count of it.
+                let parent = ptr::from_ref(parent).cast_mut().cast::<bindings::device>();
+                bindings::netdev_set_parent(raw.as_ptr(), parent);
+            }
+        }
+        // INVARIANT: Initialised above.
+        let device = Allocated(raw, PhantomData);
+        // SAFETY: As above.
+        for napi in unsafe { Device::<D>::from_raw(raw.as_ptr()) }.napis() {
+            // SAFETY: Where it is does not change, and it is deleted before the device is freed. Not null, as was
+            // checked above, where there are any.
+            unsafe { bindings::netif_napi_add(raw.as_ptr(), napi.as_raw(), ops.poll) };
+        }
+        Ok(Self(device))
+    }
+
+    /// Makes the device known, without a carrier. Sleeps, and takes RTNL.
+    pub fn register(self) -> Result<Registration<D>> {
+        let raw = self.0 .0.as_ptr();
+        // SAFETY: By the type invariant the device is ours and initialised. Where it fails nobody knows it when the
+        // function returns, as it waits for that.
+        unsafe {
+            bindings::netif_carrier_off(raw);
+            to_result(bindings::register_netdev(raw))?;
+        }
+        // INVARIANT: Registered just now.
+        Ok(Registration(self.0))
+    }
+}
+
+/// A device that the core knows, until this is dropped: that waits for all that is under way.
+///
+/// # Invariants
+///
+/// The device is registered.
+pub struct Registration<D: Driver>(Allocated<D>);
+
+impl<D: Driver> Deref for Registration<D> {
+    type Target = Device<D>;
+
+    fn deref(&self) -> &Device<D> {
+        // SAFETY: The device is freed when `self` is dropped.
+        unsafe { Device::from_raw(self.0 .0.as_ptr()) }
+    }
+}
+
+impl<D: Driver> Drop for Registration<D> {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant the device is registered. It is brought down if it is up; when this returns
+        // nobody has a count of it, and no callback runs. Then it is as `Allocated` says.
+        unsafe { bindings::unregister_netdev(self.0 .0.as_ptr()) };
+    }
+}
+
+impl<D: Driver> Ops<D> {
+    pub(super) const fn with_driver(mut self) -> Self {
+        self.netdev.ndo_open = Some(open::<D>);
+        self.netdev.ndo_stop = Some(stop::<D>);
+        self.netdev.ndo_start_xmit = Some(start_xmit::<D>);
+        self.netdev.ndo_validate_addr = Some(bindings::eth_validate_addr);
+        self
+    }
+}
+
+impl<D: StatisticsOps> Ops<D> {
+    /// Has the driver asked for what it has counted.
+    pub const fn with_statistics(mut self) -> Self {
+        self.netdev.ndo_get_stats64 = Some(get_stats64::<D>);
+        self
+    }
+}
+
+impl<D: MacOps> Ops<D> {
+    /// Has the driver told of other addresses; without, the address does not change.
+    pub const fn with_mac(mut self) -> Self {
+        self.netdev.ndo_set_mac_address = Some(set_mac_address::<D>);
+        self
+    }
+}
+
+impl<D: MtuOps> Ops<D> {
+    /// Has the driver told of other MTUs; without, any within the limits is set.
+    pub const fn with_mtu(mut self) -> Self {
+        self.netdev.ndo_change_mtu = Some(change_mtu::<D>);
+        self
+    }
+}
+
+impl<D: RxModeOps> Ops<D> {
+    /// Has the driver told which frames are wanted.
+    pub const fn with_rx_mode(mut self) -> Self {
+        self.netdev.ndo_set_rx_mode_async = Some(set_rx_mode::<D>);
+        self
+    }
+}
+
+impl<D: VlanOps> Ops<D> {
+    /// Has the driver told which VLANs are wanted.
+    pub const fn with_vlans(mut self) -> Self {
+        self.netdev.ndo_vlan_rx_add_vid = Some(add_vid::<D>);
+        self.netdev.ndo_vlan_rx_kill_vid = Some(kill_vid::<D>);
+        self.filters_vlans = true;
+        self
+    }
+}
+
+// All of these: the core calls them with a device of the table's driver, which is registered or being registered or
+// unregistered, so that it stays until they return.
+
+/// # Safety
+///
+/// To be called by the core as an operation of a device of `D`, with RTNL held.
+unsafe extern "C" fn open<D: Driver>(dev: *mut bindings::net_device) -> c_int {
+    // SAFETY: The caller vouches for the device.
+    let device = unsafe { Device::<D>::from_raw(dev) };
+    // SAFETY: The caller vouches that RTNL is held.
+    let rtnl = unsafe { Rtnl::assume_held() };
+    from_result(|| {
+        D::open(device, &rtnl)?;
+        for napi in device.napis() {
+            // SAFETY: It was added when the device was made, and is disabled, as the device was not up.
+            unsafe { bindings::napi_enable(napi.as_raw()) };
+        }
+        // SAFETY: The caller vouches for the device.
+        unsafe { bindings::netif_tx_start_all_queues(dev) };
+        for napi in device.napis() {
+            // What happened before it was enabled has told nobody.
+            napi.schedule_from_task();
+        }
+        Ok(0)
+    })
+}
+
+/// # Safety
+///
+/// As for [`open`].
+unsafe extern "C" fn stop<D: Driver>(dev: *mut bindings::net_device) -> c_int {
+    // SAFETY: The caller vouches for the device.
+    let device = unsafe { Device::<D>::from_raw(dev) };
+    // SAFETY: The caller vouches that RTNL is held.
+    let rtnl = unsafe { Rtnl::assume_held() };
+    // SAFETY: The caller vouches for the device. When this returns nobody is in `start_xmit`, or will be.
+    unsafe { bindings::netif_tx_disable(dev) };
+    for napi in device.napis() {
+        // SAFETY: It was enabled when the device was opened. When this returns it is not polled, nor will be.
+        unsafe { bindings::napi_disable(napi.as_raw()) };
+    }
+    D::stop(device, &rtnl);
+    0
+}
+
+/// # Safety
+///
+/// To be called by the core as an operation of a device of `D`, with a buffer whose count passes to this.
+unsafe extern "C" fn start_xmit<D: Driver>(
+    skb: *mut bindings::sk_buff,
+    dev: *mut bindings::net_device,
+) -> bindings::netdev_tx_t {
+    // SAFETY: The caller vouches for the device.
+    let device = unsafe { Device::<D>::from_raw(dev) };
+    // SAFETY: The caller passes its count. It is the only one, as the device does not have `IFF_TX_SKB_SHARING`, and
+    // the buffer was taken out of its list.
+    let Some(owned) = (unsafe { Skb::from_raw(skb) }) else {
+        return bindings::netdev_tx_NETDEV_TX_OK;
+    };
+    match D::start_xmit(device, owned) {
+        Xmit::Busy(back) if back.as_raw() == skb => {
+            // The core has it again.
+            let _ = back.into_raw();
+            bindings::netdev_tx_NETDEV_TX_BUSY
+        }
+        // Of another one the core knows nothing; its own is gone.
+        Xmit::Taken | Xmit::Busy(_) => bindings::netdev_tx_NETDEV_TX_OK,
+    }
+}
+
+/// # Safety
+///
+/// To be called by the core as an operation of a device of `D`, with statistics to be filled in.
+unsafe extern "C" fn get_stats64<D: StatisticsOps>(
+    dev: *mut bindings::net_device,
+    storage: *mut bindings::rtnl_link_stats64,
+) {
+    // SAFETY: The caller vouches for both.
+    let (device, storage) = unsafe { (Device::<D>::from_raw(dev), &mut *storage) };
+    D::statistics(device).write_to(storage);
+}
+
+/// # Safety
+///
+/// To be called by the core as an operation of a device of `D`, with RTNL held and an address of its length.
+unsafe extern "C" fn set_mac_address<D: MacOps>(
+    dev: *mut bindings::net_device,
+    address: *mut c_void,
+) -> c_int {
+    // SAFETY: The caller vouches for the device.
+    let device = unsafe { Device::<D>::from_raw(dev) };
+    // SAFETY: The caller vouches that RTNL is held.
+    let rtnl = unsafe { Rtnl::assume_held() };
+    from_result(|| {
+        // SAFETY: The caller vouches for both; this looks whether it is valid.
+        to_result(unsafe { bindings::eth_prepare_mac_addr_change(dev, address) })?;
+        // SAFETY: The address is behind the two bytes of its family, and has six.
+        let mac = unsafe { address.cast::<u8>().add(2).cast::<[u8; 6]>().read() };
+        D::set_mac(device, &rtnl, MacAddress(mac))?;
+        // SAFETY: As above.
+        unsafe { bindings::eth_commit_mac_addr_change(dev, address) };
+        Ok(0)
+    })
+}
+
+/// # Safety
+///
+/// To be called by the core as an operation of a device of `D`, with RTNL held and an MTU within its limits.
+unsafe extern "C" fn change_mtu<D: MtuOps>(dev: *mut bindings::net_device, mtu: c_int) -> c_int {
+    // SAFETY: The caller vouches for the device.
+    let device = unsafe { Device::<D>::from_raw(dev) };
+    // SAFETY: The caller vouches that RTNL is held.
+    let rtnl = unsafe { Rtnl::assume_held() };
+    from_result(|| {
+        let mtu = u32::try_from(mtu).map_err(|_| EINVAL)?;
+        D::change_mtu(device, &rtnl, mtu)?;
+        // SAFETY: The caller vouches for the device, and that it may be changed.
+        unsafe { bindings::netdev_commit_mtu(dev, mtu) };
+        Ok(0)
+    })
+}
+
+/// # Safety
+///
+/// To be called by the core as an operation of a device of `D`, with RTNL held and copies of its lists.
+unsafe extern "C" fn set_rx_mode<D: RxModeOps>(
+    dev: *mut bindings::net_device,
+    unicast: *mut bindings::netdev_hw_addr_list,
+    multicast: *mut bindings::netdev_hw_addr_list,
+) -> c_int {
+    // SAFETY: The caller vouches for the device.
+    let device = unsafe { Device::<D>::from_raw(dev) };
+    // SAFETY: The caller vouches that RTNL is held.
+    let rtnl = unsafe { Rtnl::assume_held() };
+    // SAFETY: The caller vouches for the device.
+    let flags = unsafe { bindings::netdev_flags(dev) };
+    // SAFETY: The caller vouches for the lists, which are copies that nobody else has.
+    let (unicast, multicast) = unsafe { (Addresses::new(unicast), Addresses::new(multicast)) };
+    let mode = RxMode {
+        promiscuous: flags & bindings::net_device_flags_IFF_PROMISC != 0,
+        all_multicast: flags & bindings::net_device_flags_IFF_ALLMULTI != 0,
+        unicast,
+        multicast,
+    };
+    from_result(|| D::set_rx_mode(device, &rtnl, &mode).map(|()| 0))
+}
+
+/// # Safety
+///
+/// To be called by the core as an operation of a device of `D`, with RTNL held.
+unsafe extern "C" fn add_vid<D: VlanOps>(
+    dev: *mut bindings::net_device,
+    _protocol: bindings::__be16,
+    vlan: u16,
+) -> c_int {
+    // SAFETY: The caller vouches for the device.
+    let device = unsafe { Device::<D>::from_raw(dev) };
+    // SAFETY: The caller vouches that RTNL is held.
+    let rtnl = unsafe { Rtnl::assume_held() };
+    from_result(|| D::add_vlan(device, &rtnl, vlan).map(|()| 0))
+}
+
+/// # Safety
+///
+/// As for [`add_vid`].
+unsafe extern "C" fn kill_vid<D: VlanOps>(
+    dev: *mut bindings::net_device,
+    _protocol: bindings::__be16,
+    vlan: u16,
+) -> c_int {
+    // SAFETY: The caller vouches for the device.
+    let device = unsafe { Device::<D>::from_raw(dev) };
+    // SAFETY: The caller vouches that RTNL is held.
+    let rtnl = unsafe { Rtnl::assume_held() };
+    D::remove_vlan(device, &rtnl, vlan);
+    0
+}

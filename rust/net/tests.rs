@@ -1,0 +1,832 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Tests that need no hardware: a device of software that receives whatever it sends.
+
+use super::*;
+use crate::bindings;
+use crate::kernel_ext::workqueue::OwnedQueue;
+use kernel::error::to_result;
+use kernel::prelude::*;
+use kernel::sync::atomic::{Acquire, Atomic, Relaxed, Release};
+use kernel::sync::{new_mutex, Arc, Mutex};
+use kernel::time::delay::fsleep;
+use kernel::time::Delta;
+use kernel::workqueue::{impl_has_work, new_work, Work, WorkItem};
+
+/// Counters that outlive a device.
+struct Seen {
+    opened: Atomic<u32>,
+    stopped: Atomic<u32>,
+    sent: Atomic<u32>,
+    vlans: Atomic<u32>,
+    groups: Atomic<u32>,
+    unicast: Atomic<u32>,
+    promiscuous: Atomic<u32>,
+    copybreak: Atomic<u32>,
+    dropped: Atomic<u32>,
+}
+
+/// The device: its queue has the frames that were sent, until it is polled.
+#[pin_data(PinnedDrop)]
+struct Echo {
+    seen: Arc<Seen>,
+    #[pin]
+    on_their_way: SkbQueue,
+    /// How many frames it takes before it has no room.
+    room: usize,
+}
+
+#[pinned_drop]
+impl PinnedDrop for Echo {
+    fn drop(self: Pin<&mut Self>) {
+        self.seen.dropped.fetch_add(1, Relaxed);
+    }
+}
+
+impl Echo {
+    fn new(seen: &Arc<Seen>, room: usize) -> impl PinInit<Self> {
+        let seen = seen.clone();
+        pin_init!(Self {
+            seen,
+            on_their_way <- SkbQueue::new(),
+            room,
+        })
+    }
+}
+
+impl Driver for Echo {
+    const OPS: Ops<Self> = Ops::new()
+        .with_napi()
+        .with_statistics()
+        .with_mac()
+        .with_mtu()
+        .with_rx_mode()
+        .with_vlans()
+        .with_ethtool();
+    type Queue = u32;
+
+    fn open(dev: &Device<Self>, _rtnl: &Rtnl) -> Result {
+        dev.seen.opened.fetch_add(1, Relaxed);
+        dev.set_carrier(true);
+        Ok(())
+    }
+
+    fn stop(dev: &Device<Self>, _rtnl: &Rtnl) {
+        dev.set_carrier(false);
+        dev.on_their_way.clear();
+        dev.seen.stopped.fetch_add(1, Relaxed);
+    }
+
+    fn start_xmit(dev: &Device<Self>, skb: Skb) -> Xmit {
+        if dev.on_their_way.len() >= dev.room {
+            dev.stop_queue(skb.queue());
+            return Xmit::Busy(skb);
+        }
+        dev.seen.sent.fetch_add(1, Relaxed);
+        dev.on_their_way.push(skb);
+        dev.napis()[0].schedule();
+        Xmit::Taken
+    }
+}
+
+impl NapiOps for Echo {
+    fn poll(context: &PollContext<'_, Self>, budget: u32) -> u32 {
+        assert_eq!(*context.napi().queue(), 7);
+        let mut done = 0;
+        while done < budget {
+            let Some(mut skb) = context.device().on_their_way.pop() else {
+                break;
+            };
+            skb.set_checked();
+            context.receive(skb);
+            done += 1;
+        }
+        context.device().wake_queue(0);
+        done
+    }
+}
+
+impl StatisticsOps for Echo {
+    fn statistics(dev: &Device<Self>) -> Statistics {
+        Statistics {
+            tx_packets: dev.seen.sent.load(Relaxed).into(),
+            multicast: 3,
+            ..Statistics::default()
+        }
+    }
+}
+
+impl MacOps for Echo {
+    fn set_mac(_dev: &Device<Self>, _rtnl: &Rtnl, mac: MacAddress) -> Result {
+        if mac.0[5] == 13 {
+            Err(EPERM)
+        } else {
+            Ok(())
+        }
+    }
+}
+
+impl MtuOps for Echo {
+    fn change_mtu(_dev: &Device<Self>, _rtnl: &Rtnl, mtu: u32) -> Result {
+        if mtu == 1313 {
+            Err(EPERM)
+        } else {
+            Ok(())
+        }
+    }
+}
+
+impl RxModeOps for Echo {
+    fn set_rx_mode(dev: &Device<Self>, _rtnl: &Rtnl, mode: &RxMode<'_>) -> Result {
+        let groups = mode.multicast().filter(|mac| *mac == GROUP).count();
+        dev.seen.groups.store(groups as u32, Release);
+        let others = mode.unicast().filter(|mac| *mac == OTHER).count();
+        dev.seen.unicast.store(others as u32, Release);
+        dev.seen.promiscuous.store(mode.promiscuous.into(), Release);
+        Ok(())
+    }
+}
+
+impl VlanOps for Echo {
+    fn add_vlan(dev: &Device<Self>, _rtnl: &Rtnl, vlan: u16) -> Result {
+        if vlan == VLAN {
+            dev.seen.vlans.fetch_add(1, Relaxed);
+        }
+        Ok(())
+    }
+
+    fn remove_vlan(dev: &Device<Self>, _rtnl: &Rtnl, vlan: u16) {
+        if vlan == VLAN {
+            dev.seen.vlans.fetch_sub(1, Relaxed);
+        }
+    }
+}
+
+impl EthtoolOps for Echo {
+    const NAME: &'static str = "net_kunit";
+    const STATISTICS: usize = 3;
+
+    fn ethtool_names(names: &mut StatisticsNames<'_>) {
+        names.push(&["first"]);
+        names.push(&["sec", "ond"]);
+        names.push(&["a_name_that_is_much_longer", "_than_there_is_room_for"]);
+        names.push(&["one too many"]);
+    }
+
+    fn driver_info(_dev: &Device<Self>) -> DriverInfo {
+        DriverInfo {
+            firmware: "17",
+            bus: "nowhere",
+        }
+    }
+
+    fn ethtool_statistics(_dev: &Device<Self>, values: &mut [u64]) {
+        values.copy_from_slice(&[1, 2, 3]);
+    }
+
+    fn link_settings(_dev: &Device<Self>) -> Result<LinkSettings> {
+        Ok(LinkSettings {
+            speed: Some(40_000),
+            full_duplex: true,
+        })
+    }
+
+    fn tx_copybreak(dev: &Device<Self>) -> Result<u32> {
+        Ok(dev.seen.copybreak.load(Relaxed))
+    }
+
+    fn set_tx_copybreak(dev: &Device<Self>, bytes: u32) -> Result {
+        dev.seen.copybreak.store(bytes, Relaxed);
+        Ok(())
+    }
+}
+
+const OWN: MacAddress = MacAddress([2, 0, 0, 0, 0, 1]);
+const OTHER: MacAddress = MacAddress([2, 0, 0, 0, 0, 2]);
+const GROUP: MacAddress = MacAddress([0x33, 0x33, 0, 0x12, 0x34, 0x56]);
+const VLAN: u16 = 42;
+/// For local experiments (IEEE 802): no protocol takes it.
+const PROTOCOL: u16 = 0x88b5;
+
+fn config(name: &CStr) -> Config<'_> {
+    Config {
+        name,
+        mac: Some(OWN),
+        mtu: 1500,
+        max_mtu: 9000,
+        tx_queues: 1,
+        rx_queues: 1,
+        parent: None,
+    }
+}
+
+fn queues() -> Result<KVec<u32>> {
+    let mut queues = KVec::new();
+    queues.push(7, GFP_KERNEL)?;
+    Ok(queues)
+}
+
+fn register(name: &CStr, seen: &Arc<Seen>) -> Result<Registration<Echo>> {
+    Unregistered::new(&config(name), queues()?, Echo::new(seen, 8))?.register()
+}
+
+fn seen() -> Result<Arc<Seen>> {
+    let seen = Seen {
+        opened: Atomic::new(0),
+        stopped: Atomic::new(0),
+        sent: Atomic::new(0),
+        vlans: Atomic::new(0),
+        groups: Atomic::new(0),
+        unicast: Atomic::new(0),
+        promiscuous: Atomic::new(0),
+        copybreak: Atomic::new(0),
+        dropped: Atomic::new(0),
+    };
+    Ok(Arc::new(seen, GFP_KERNEL)?)
+}
+
+/// What a user does by `ip link set up`.
+fn bring_up(dev: &Device<Echo>) -> Result {
+    Rtnl::with(|_| {
+        // SAFETY: The reference keeps the device, and RTNL is held.
+        to_result(unsafe { bindings::dev_open(dev.as_raw(), core::ptr::null_mut()) })
+    })
+}
+
+/// The frame with number `number` for `destination`.
+fn fill(skb: &mut Skb, destination: MacAddress, number: u8) -> Result {
+    skb.append_slice(&destination.0)?;
+    skb.append_slice(&OTHER.0)?;
+    skb.append_slice(&PROTOCOL.to_be_bytes())?;
+    skb.append(86, |bytes| bytes.fill(number))
+}
+
+fn frame(handle: &Handle<Taker>, number: u8) -> Result<Skb> {
+    let mut skb = handle.allocate(100)?;
+    fill(&mut skb, OWN, number)?;
+    Ok(skb)
+}
+
+/// Waits for something to become so.
+fn becomes(mut so: impl FnMut() -> bool) -> bool {
+    for _ in 0..5000 {
+        if so() {
+            return true;
+        }
+        fsleep(Delta::from_millis(1));
+    }
+    false
+}
+
+/// Who takes frames: those with an even number, and counts the others, which pass.
+#[pin_data]
+struct Taker {
+    #[pin]
+    taken: SkbQueue,
+    passed: Atomic<u32>,
+    #[pin]
+    events: Mutex<KVec<InterfaceEvent>>,
+}
+
+impl Taker {
+    fn new() -> impl PinInit<Self, Error> {
+        try_pin_init!(Self {
+            taken <- SkbQueue::new(),
+            passed: Atomic::new(0),
+            events <- new_mutex!(KVec::new()),
+        })
+    }
+
+    fn has_seen(&self, event: InterfaceEvent) -> bool {
+        self.events.lock().contains(&event)
+    }
+}
+
+impl Upper for Taker {
+    fn received(&self, frame: Received) -> Verdict {
+        let header = frame.header();
+        if header.protocol != PROTOCOL || header.source != OTHER {
+            return Verdict::Pass(frame);
+        }
+        let Ok(frames) = frame.try_clone().and_then(Received::into_frames) else {
+            return Verdict::Taken;
+        };
+        for whole in frames {
+            let mut number = [0];
+            if whole.copy_to(EthernetHeader::SIZE, &mut number).is_err() || number[0] % 2 == 1 {
+                self.passed.fetch_add(1, Relaxed);
+                return Verdict::Pass(frame);
+            }
+            self.taken.push(whole);
+        }
+        Verdict::Taken
+    }
+
+    fn event(&self, _rtnl: &Rtnl, event: InterfaceEvent, state: Option<InterfaceState>) {
+        assert_eq!(state.is_none(), event == InterfaceEvent::Gone);
+        let _ = self.events.lock().push(event, GFP_KERNEL);
+    }
+}
+
+/// A frame with nothing in it, of no device.
+fn empty(len: usize) -> Result<Skb> {
+    // SAFETY: Without a device.
+    unsafe { Skb::for_raw_device(core::ptr::null_mut(), len) }
+}
+
+#[kunit_tests(rust_net)]
+mod net_tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_has_what_was_put_into_it_and_no_more() -> Result {
+        let mut skb = empty(64)?;
+        assert_eq!(skb.len(), 0);
+        assert!(skb.tailroom() >= 64);
+        let (head, tail) = (skb.headroom(), skb.tailroom());
+        skb.reserve(16)?;
+        assert_eq!((skb.headroom(), skb.tailroom()), (head + 16, tail - 16));
+        skb.append_slice(&[1, 2, 3])?;
+        assert_eq!(
+            skb.append(4, |room| {
+                room.fill(9);
+                room.len()
+            })?,
+            4
+        );
+        assert_eq!(skb.linear(), &[1, 2, 3, 9, 9, 9, 9]);
+        // Where there are bytes nothing is reserved, and not more than there is.
+        assert_eq!(skb.reserve(1), Err(EINVAL));
+        assert_eq!(empty(64)?.reserve(1 << 20), Err(EINVAL));
+        assert_eq!(skb.append(skb.tailroom() + 1, |_| ()), Err(ENOSPC));
+        let rest = skb.tailroom();
+        skb.append(rest, |room| room.fill(0))?;
+        assert_eq!(skb.append(1, |_| ()), Err(ENOSPC));
+        let mut copy = [0; 4];
+        skb.copy_to(1, &mut copy)?;
+        assert_eq!(copy, [2, 3, 9, 9]);
+        assert_eq!(skb.copy_to(skb.len() - 3, &mut copy), Err(EFAULT));
+        assert_eq!(skb.copy_to(usize::MAX, &mut copy), Err(EFAULT));
+        skb.copy_to(skb.len() - 4, &mut copy)?;
+        Ok(())
+    }
+
+    #[test]
+    fn bytes_that_have_two_owners_are_not_written() -> Result {
+        let mut skb = empty(64)?;
+        skb.append_slice(&[1])?;
+        let clone = skb.try_clone()?;
+        assert_eq!(skb.append_slice(&[2]), Err(EBUSY));
+        assert_eq!(clone.linear(), &[1]);
+        drop(clone);
+        skb.append_slice(&[2])?;
+        assert_eq!(skb.linear(), &[1, 2]);
+        Ok(())
+    }
+
+    #[test]
+    fn a_queue_gives_back_what_it_got_in_order() -> Result {
+        let queue = KBox::pin_init(SkbQueue::new(), GFP_KERNEL)?;
+        assert!(queue.is_empty() && queue.pop().is_none());
+        for number in 0..3u8 {
+            let mut skb = empty(16)?;
+            skb.append_slice(&[number])?;
+            queue.push(skb);
+        }
+        assert_eq!(queue.len(), 3);
+        assert_eq!(queue.pop().map(|skb| skb.linear()[0]), Some(0));
+        assert_eq!(queue.pop().map(|skb| skb.linear()[0]), Some(1));
+        // What is left goes with it.
+        Ok(())
+    }
+
+    #[test]
+    fn a_checksum_that_is_to_be_computed_is() -> Result {
+        let mut skb = empty(64)?;
+        skb.append_slice(&[0; 20])?;
+        assert_eq!(skb.checksum(), Checksum::None);
+        skb.set_checked();
+        assert_eq!(skb.checksum(), Checksum::Unnecessary);
+        // SAFETY: The buffer is ours; both are within its bytes.
+        let asked = unsafe { bindings::skb_partial_csum_set(skb.as_raw(), 10, 2) };
+        assert!(asked);
+        assert_eq!(skb.checksum(), Checksum::Partial);
+        skb.set_checked();
+        assert_eq!(skb.checksum(), Checksum::Partial);
+        let whole = skb.into_frames()?.next().ok_or(EINVAL)?;
+        assert_eq!(whole.checksum(), Checksum::None);
+        // The sum of nothing.
+        assert_eq!(whole.linear()[12..14], [0xff, 0xff]);
+        Ok(())
+    }
+
+    #[test]
+    fn a_tag_beside_a_frame_is_put_inside() -> Result {
+        let mut skb = empty(200)?;
+        skb.reserve(32)?;
+        fill(&mut skb, OWN, 4)?;
+        // SAFETY: The buffer is ours.
+        unsafe {
+            bindings::skb_set_protocol(skb.as_raw(), PROTOCOL.to_be());
+            bindings::skb_reset_mac_header(skb.as_raw());
+            bindings::__vlan_hwaccel_put_tag(skb.as_raw(), PROTOCOL_VLAN.to_be(), VLAN);
+        }
+        let mut frames = skb.into_frames()?;
+        let whole = frames.next().ok_or(EINVAL)?;
+        assert!(frames.next().is_none());
+        assert_eq!(whole.len(), 100 + VLAN_TAG);
+        assert_eq!(
+            whole.ethernet_header().map(|header| header.protocol),
+            Some(PROTOCOL_VLAN)
+        );
+        assert_eq!(whole.linear()[14..18], [0, VLAN as u8, 0x88, 0xb5]);
+        Ok(())
+    }
+
+    #[test]
+    fn addresses_are_told_apart() {
+        assert!(OWN.is_valid() && !OWN.is_group());
+        assert!(GROUP.is_group() && !GROUP.is_valid());
+        assert!(MacAddress::BROADCAST.is_group());
+        assert!(!MacAddress([0; 6]).is_valid());
+        let random = MacAddress::random();
+        assert!(random.is_valid() && random.0[0] & 2 != 0);
+    }
+
+    #[test]
+    fn a_device_that_is_not_registered_is_freed_with_its_data() -> Result {
+        let seen = seen()?;
+        drop(Unregistered::new(
+            &config(c"kunitnet%d"),
+            queues()?,
+            Echo::new(&seen, 8),
+        )?);
+        assert_eq!(seen.dropped.load(Relaxed), 1);
+        // Also where its name is taken.
+        let first = register(c"kunitnet7", &seen)?;
+        assert_eq!(register(c"kunitnet7", &seen).err(), Some(EEXIST));
+        assert_eq!(seen.dropped.load(Relaxed), 2);
+        drop(first);
+        assert_eq!(seen.dropped.load(Relaxed), 3);
+        assert!(Arc::into_unique_or_drop(seen).is_some());
+        Ok(())
+    }
+
+    #[test]
+    fn a_device_that_cannot_be_is_refused() -> Result {
+        let seen = seen()?;
+        let mut none = config(c"kunitnet%d");
+        none.tx_queues = 0;
+        assert_eq!(
+            Unregistered::new(&none, queues()?, Echo::new(&seen, 8)).err(),
+            Some(EINVAL)
+        );
+        Ok(())
+    }
+
+    #[test]
+    fn what_is_sent_is_received_by_who_is_attached() -> Result {
+        let seen = seen()?;
+        let dev = register(c"kunitnet0", &seen)?;
+        let attachment = Attachment::new(c"kunitnet0", Taker::new())?;
+        let handle = attachment.handle();
+        // Not up.
+        assert!(handle.send(frame(&handle, 2)?).is_err());
+        bring_up(&dev)?;
+        assert_eq!(seen.opened.load(Relaxed), 1);
+        assert!(dev.is_running() && dev.has_carrier());
+        let up = Rtnl::with(|rtnl| handle.state(rtnl)).ok_or(ENODEV)?;
+        assert_eq!((up.mac, up.mtu, up.is_up), (OWN, 1500, true));
+        assert_eq!(up.link.speed, Some(40_000));
+        for number in 0..10 {
+            handle.send(frame(&handle, number)?)?;
+        }
+        let taker = attachment.upper();
+        assert!(becomes(|| taker.taken.len() == 5));
+        assert!(becomes(|| taker.passed.load(Relaxed) == 5));
+        for number in [0, 2, 4, 6, 8] {
+            let whole = taker.taken.pop().ok_or(EINVAL)?;
+            assert_eq!(whole.len(), 100);
+            let header = whole.ethernet_header().ok_or(EINVAL)?;
+            assert_eq!((header.destination, header.source), (OWN, OTHER));
+            assert!(whole.linear()[14..].iter().all(|byte| *byte == number));
+        }
+        let counted = Rtnl::with(|rtnl| handle.statistics(rtnl)).ok_or(ENODEV)?;
+        assert!(counted.tx_packets >= 10);
+        assert_eq!(counted.multicast, 3);
+        assert!(taker.has_seen(InterfaceEvent::Up));
+        // Too short for a header.
+        let mut short = handle.allocate(10)?;
+        short.append_slice(&[0; 10])?;
+        assert_eq!(handle.send(short), Err(EINVAL));
+        drop(attachment);
+        // It has nothing to send by.
+        assert_eq!(handle.send(empty_frame()?), Err(ENODEV));
+        drop(dev);
+        assert_eq!(seen.stopped.load(Relaxed), 1);
+        Ok(())
+    }
+
+    fn empty_frame() -> Result<Skb> {
+        let mut skb = empty(100)?;
+        fill(&mut skb, OWN, 2)?;
+        Ok(skb)
+    }
+
+    #[test]
+    fn frames_beside_napi_are_received_too() -> Result {
+        let seen = seen()?;
+        let dev = register(c"kunitnet1", &seen)?;
+        let attachment = Attachment::new(c"kunitnet1", Taker::new())?;
+        bring_up(&dev)?;
+        let mut skb = Skb::for_device(&dev, 100)?;
+        fill(&mut skb, OWN, 2)?;
+        assert!(dev.receive(skb));
+        assert!(becomes(|| attachment.upper().taken.len() == 1));
+        // Not without a header.
+        let mut short = Skb::for_device(&dev, 100)?;
+        short.append_slice(&[0; 13])?;
+        assert!(!dev.receive(short));
+        Ok(())
+    }
+
+    #[test]
+    fn what_somebody_wants_is_wanted_until_he_does_not() -> Result {
+        let seen = seen()?;
+        let dev = register(c"kunitnet2", &seen)?;
+        bring_up(&dev)?;
+        let attachment = Attachment::new(c"kunitnet2", Taker::new())?;
+        let handle = attachment.handle();
+        let group = handle.want(Want::Multicast(GROUP))?;
+        assert!(becomes(|| seen.groups.load(Acquire) == 1));
+        let again = handle.want(Want::Multicast(GROUP))?;
+        drop(group);
+        let other = handle.want(Want::Unicast(OTHER))?;
+        assert!(becomes(|| seen.unicast.load(Acquire) == 1));
+        // Still, for one has asked twice.
+        assert_eq!(seen.groups.load(Acquire), 1);
+        drop(other);
+        assert!(becomes(|| seen.unicast.load(Acquire) == 0));
+        let all = handle.want(Want::Promiscuous)?;
+        assert!(becomes(|| seen.promiscuous.load(Acquire) == 1));
+        drop(all);
+        assert!(becomes(|| seen.promiscuous.load(Acquire) == 0));
+        let vlan = handle.want(Want::Vlan(VLAN))?;
+        assert_eq!(seen.vlans.load(Relaxed), 1);
+        // What is left is taken back with the attachment.
+        drop(attachment);
+        assert_eq!(seen.vlans.load(Relaxed), 0);
+        assert!(becomes(|| seen.groups.load(Acquire) == 0));
+        assert_eq!(handle.want(Want::Vlan(VLAN)).err(), Some(ENODEV));
+        drop((vlan, again));
+        assert_eq!(seen.vlans.load(Relaxed), 0);
+        Ok(())
+    }
+
+    #[test]
+    fn one_is_attached_at_a_time() -> Result {
+        let seen = seen()?;
+        let dev = register(c"kunitnet3", &seen)?;
+        let first = Attachment::new(c"kunitnet3", Taker::new())?;
+        assert_eq!(
+            Attachment::new(c"kunitnet3", Taker::new()).err(),
+            Some(EBUSY)
+        );
+        assert_eq!(
+            Attachment::new(c"kunitnone", Taker::new()).err(),
+            Some(ENODEV)
+        );
+        assert_eq!(Attachment::new(c"lo", Taker::new()).err(), Some(EINVAL));
+        drop(first);
+        drop(Attachment::new(c"kunitnet3", Taker::new())?);
+        drop(dev);
+        Ok(())
+    }
+
+    #[test]
+    fn address_and_mtu_change_if_the_driver_agrees() -> Result {
+        let seen = seen()?;
+        let dev = register(c"kunitnet4", &seen)?;
+        let attachment = Attachment::new(c"kunitnet4", Taker::new())?;
+        let unlucky = MacAddress([2, 0, 0, 0, 0, 13]);
+        Rtnl::with(|rtnl| {
+            assert!(!dev.has_random_mac(rtnl));
+            assert_eq!(dev.change_mac(rtnl, unlucky), Err(EPERM));
+            assert_eq!(dev.mac(), OWN);
+            assert!(dev.change_mac(rtnl, GROUP).is_err());
+            dev.change_mac(rtnl, OTHER)?;
+            assert_eq!(dev.mac(), OTHER);
+            assert_eq!(dev.request_mtu(rtnl, 1313), Err(EPERM));
+            assert_eq!(dev.mtu(), 1500);
+            dev.request_mtu(rtnl, 9000)?;
+            assert!(dev.request_mtu(rtnl, 9001).is_err());
+            dev.set_max_mtu(rtnl, 2000);
+            assert!(dev.request_mtu(rtnl, 8999).is_err());
+            dev.request_mtu(rtnl, 1999)?;
+            assert_eq!(dev.mtu(), 1999);
+            Ok::<(), Error>(())
+        })?;
+        assert!(attachment.upper().has_seen(InterfaceEvent::ChangeMac));
+        assert!(attachment.upper().has_seen(InterfaceEvent::ChangeMtu));
+        Ok(())
+    }
+
+    #[test]
+    fn ethtool_is_told_as_many_names_as_values() -> Result {
+        let seen = seen()?;
+        let dev = register(c"kunitnet5", &seen)?;
+        let table = &Ops::<Echo>::of().ethtool;
+        let raw = dev.as_raw();
+        let set = bindings::ethtool_stringset_ETH_SS_STATS;
+        // SAFETY: As the core calls them: with a device, and the room that the number of names says, plus one.
+        unsafe {
+            let count = table.get_sset_count.ok_or(EINVAL)?;
+            assert_eq!(count(raw, set as c_int), 3);
+            assert!(count(raw, set as c_int + 1) < 0);
+            let mut names = [[0xaau8; 32]; 4];
+            table.get_strings.ok_or(EINVAL)?(raw, set, names.as_mut_ptr().cast());
+            assert_eq!(&names[0][..6], b"first\0");
+            assert_eq!(&names[1][..7], b"second\0");
+            assert_eq!(&names[2], b"a_name_that_is_much_longer_than\0");
+            assert_eq!(names[3], [0xaa; 32]);
+            let mut head: bindings::ethtool_stats = Default::default();
+            head.n_stats = 3;
+            let mut values = [0xaau64; 4];
+            let get = table.get_ethtool_stats.ok_or(EINVAL)?;
+            get(raw, &mut head, values.as_mut_ptr());
+            assert_eq!(values, [1, 2, 3, 0xaa]);
+            // Not where there is other room.
+            head.n_stats = 2;
+            let mut few = [0xaau64; 3];
+            get(raw, &mut head, few.as_mut_ptr());
+            assert_eq!(few, [0xaa; 3]);
+            let mut info: bindings::ethtool_drvinfo = pin_init::zeroed();
+            table.get_drvinfo.ok_or(EINVAL)?(raw, &mut info);
+            assert_eq!(&info.driver[..10], b"net_kunit\0");
+            assert_eq!(&info.fw_version[..3], b"17\0");
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_threshold_is_tuned_by_its_name_only() -> Result {
+        let seen = seen()?;
+        let dev = register(c"kunitnet6", &seen)?;
+        let table = &Ops::<Echo>::of().ethtool;
+        let mut tunable: bindings::ethtool_tunable = Default::default();
+        tunable.id = bindings::tunable_id_ETHTOOL_TX_COPYBREAK;
+        tunable.type_id = bindings::tunable_type_id_ETHTOOL_TUNABLE_U32;
+        tunable.len = 4;
+        let (set, get) = (
+            table.set_tunable.ok_or(EINVAL)?,
+            table.get_tunable.ok_or(EINVAL)?,
+        );
+        let value = 321u32;
+        let mut back = 0u32;
+        // SAFETY: As the core calls them: with a device and a value of that kind.
+        unsafe {
+            assert_eq!(
+                set(dev.as_raw(), &tunable, core::ptr::from_ref(&value).cast()),
+                0
+            );
+            assert_eq!(
+                get(
+                    dev.as_raw(),
+                    &tunable,
+                    core::ptr::from_mut(&mut back).cast()
+                ),
+                0
+            );
+            assert_eq!(back, 321);
+            tunable.len = 8;
+            assert!(
+                get(
+                    dev.as_raw(),
+                    &tunable,
+                    core::ptr::from_mut(&mut back).cast()
+                ) < 0
+            );
+        }
+        Ok(())
+    }
+
+    /// Somebody who does something for a while, beside the test.
+    #[pin_data]
+    struct Beside {
+        #[pin]
+        held: Mutex<Option<Hold<Echo>>>,
+        #[pin]
+        handle: Mutex<Option<Handle<Taker>>>,
+        sent: Atomic<u32>,
+        done: Atomic<u32>,
+        #[pin]
+        work: Work<Beside>,
+    }
+
+    impl_has_work! {
+        impl HasWork<Self> for Beside { self.work }
+    }
+
+    impl WorkItem for Beside {
+        type Pointer = Arc<Self>;
+
+        fn run(this: Arc<Self>) {
+            if let Some(hold) = this.held.lock().take() {
+                fsleep(Delta::from_millis(20));
+                // The data are there.
+                assert_eq!(hold.seen.dropped.load(Relaxed), 0);
+                this.done.store(1, Release);
+                drop(hold);
+            }
+            let handle = this.handle.lock().take();
+            if let Some(handle) = handle {
+                // Sends until there is nothing to send by.
+                while let Ok(skb) = frame(&handle, 2) {
+                    match handle.send(skb) {
+                        Err(ENODEV) => break,
+                        Ok(()) => {
+                            this.sent.fetch_add(1, Relaxed);
+                        }
+                        Err(_) => {}
+                    }
+                    handle.upper().taken.clear();
+                    if this.sent.load(Relaxed) % 64 == 0 {
+                        fsleep(Delta::from_millis(1));
+                    }
+                }
+                this.done.store(1, Release);
+            }
+        }
+    }
+
+    fn beside() -> Result<Arc<Beside>> {
+        Arc::pin_init(
+            try_pin_init!(Beside {
+                held <- new_mutex!(None),
+                handle <- new_mutex!(None),
+                sent: Atomic::new(0),
+                done: Atomic::new(0),
+                work <- new_work!("rust_net_test"),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    #[test]
+    fn a_device_goes_after_all_who_hold_it() -> Result {
+        let seen = seen()?;
+        let queue = OwnedQueue::unbound(c"rust_net_test")?;
+        let dev = register(c"kunitnet8", &seen)?;
+        let beside = beside()?;
+        *beside.held.lock() = Some(dev.hold().clone());
+        assert!(queue.enqueue(beside.clone()).is_ok());
+        drop(dev);
+        assert_eq!(beside.done.load(Acquire), 1);
+        assert_eq!(seen.dropped.load(Relaxed), 1);
+        Ok(())
+    }
+
+    #[test]
+    fn a_device_goes_while_it_sends_and_receives() -> Result {
+        let seen = seen()?;
+        let queue = OwnedQueue::unbound(c"rust_net_test")?;
+        let dev = register(c"kunitnet9", &seen)?;
+        bring_up(&dev)?;
+        let attachment = Attachment::new(c"kunitnet9", Taker::new())?;
+        let vlan = attachment.handle().want(Want::Vlan(VLAN))?;
+        let beside = beside()?;
+        *beside.handle.lock() = Some(attachment.handle());
+        assert!(queue.enqueue(beside.clone()).is_ok());
+        assert!(becomes(|| beside.sent.load(Relaxed) > 500));
+        drop(dev);
+        assert_eq!(seen.dropped.load(Relaxed), 1);
+        assert_eq!(seen.vlans.load(Relaxed), 0);
+        assert!(attachment.upper().has_seen(InterfaceEvent::Gone));
+        queue.flush();
+        assert_eq!(beside.done.load(Acquire), 1);
+        assert!(Rtnl::with(|rtnl| attachment.handle().state(rtnl)).is_none());
+        drop(vlan);
+        Ok(())
+    }
+
+    #[test]
+    fn an_attachment_ends_while_frames_arrive() -> Result {
+        let seen = seen()?;
+        let queue = OwnedQueue::unbound(c"rust_net_test")?;
+        let dev = register(c"kunitnet10", &seen)?;
+        bring_up(&dev)?;
+        for _ in 0..5 {
+            let attachment = Attachment::new(c"kunitnet10", Taker::new())?;
+            let beside = beside()?;
+            *beside.handle.lock() = Some(attachment.handle());
+            assert!(queue.enqueue(beside.clone()).is_ok());
+            assert!(becomes(|| beside.sent.load(Relaxed) > 100));
+            drop(attachment);
+            queue.flush();
+            assert_eq!(beside.done.load(Acquire), 1);
+        }
+        drop(dev);
+        assert_eq!(seen.dropped.load(Relaxed), 1);
+        Ok(())
+    }
+}
