@@ -31,6 +31,7 @@ mod registration;
 mod smb;
 mod smc;
 mod soft;
+mod split;
 mod srp;
 pub(crate) mod storage;
 mod vector_map;
@@ -283,6 +284,22 @@ pub fn groups() -> Vec<Group> {
             options: numbers::options,
             long: true,
             tests: &[("two processors", affinity::TESTS)],
+        },
+        Group {
+            name: "split",
+            flavour: Flavour::Test,
+            load_driver: false,
+            options: split::options,
+            long: false,
+            tests: &[("split", split::TESTS), ("split", split::AFTERWARDS)],
+        },
+        Group {
+            name: "split over rxe",
+            flavour: Flavour::Test,
+            load_driver: false,
+            options: split::plain_options,
+            long: false,
+            tests: &[("split", split::OVER_RXE)],
         },
         Group {
             name: "recovery",
