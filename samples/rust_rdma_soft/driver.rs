@@ -549,7 +549,7 @@ fn enter_region<'a>(
         pd: pd.number,
         pages <- new_irq_spinlock!(pages, "rust_rdma_soft::mr"),
     }))?;
-    objects.mrs.set(number, Some(mr.get_ref()));
+    objects.mrs.set(number, mr.get_ref());
     Ok(mr)
 }
 
