@@ -738,7 +738,7 @@ c_flags! {
         MEM_WINDOW = ib_device_cap_flags_IB_DEVICE_MEM_WINDOW,
         /// Fast registration, local and remote invalidation.
         MEM_MGT_EXTENSIONS = ib_device_cap_flags_IB_DEVICE_MEM_MGT_EXTENSIONS,
-        /// Extended reliable connections.
+        /// XRC.
         XRC = ib_device_cap_flags_IB_DEVICE_XRC,
         /// A shared receive queue may be resized.
         SRQ_RESIZE = ib_device_cap_flags_IB_DEVICE_SRQ_RESIZE,

@@ -21,7 +21,7 @@ use kernel::prelude::*;
 /// | [`AhOps`] | address handles: datagrams, the communication manager | [`Ops::with_ah`] |
 /// | [`GidOps`] | a GID table that the device keeps: RoCE | [`Ops::with_gids`] |
 /// | [`NetdevOps`] | a port that shares its link with a network interface | [`Ops::with_netdev`] |
-/// | [`FastRegOps`] | regions registered by work request (FRWR) | [`Ops::with_fast_registration`] |
+/// | [`FrwrOps`] | regions registered by work request (FRWR) | [`Ops::with_frwr`] |
 /// | [`OdpOps`] | advice about on-demand regions (ODP) | [`Ops::with_odp`] |
 /// | [`MwOps`] | memory windows (MW) | [`Ops::with_mw`] |
 /// | [`SrqOps`] | shared receive queues (SRQ) | [`Ops::with_srq`] |

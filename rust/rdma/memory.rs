@@ -317,7 +317,7 @@ unsafe extern "C" fn fill_stat_mr<D: MrOps>(
 }
 
 /// Regions that kernel users register by work request (FRWR).
-pub trait FastRegOps: MrOps {
+pub trait FrwrOps: MrOps {
     /// Makes a region of up to `pages` pages that is registered by work request.
     fn alloc_mr<'a>(
         pd: &Pd<Self>,
@@ -333,9 +333,9 @@ pub trait FastRegOps: MrOps {
     fn push_mr_page(mr: &Mr<Self>, addr: u64) -> Result;
 }
 
-impl<D: FastRegOps> Ops<D> {
+impl<D: FrwrOps> Ops<D> {
     /// Offers regions that are registered by work request.
-    pub const fn with_fast_registration(mut self) -> Self {
+    pub const fn with_frwr(mut self) -> Self {
         self.raw.alloc_mr = Some(alloc_mr::<D>);
         self.raw.map_mr_sg = Some(map_mr_sg::<D>);
         self
@@ -345,7 +345,7 @@ impl<D: FastRegOps> Ops<D> {
 /// # Safety
 ///
 /// To be called by the core through the table of a `Device<D>`.
-unsafe extern "C" fn alloc_mr<D: FastRegOps>(
+unsafe extern "C" fn alloc_mr<D: FrwrOps>(
     pd: *mut bindings::ib_pd,
     mr_type: bindings::ib_mr_type,
     max_num_sg: u32,
@@ -367,7 +367,7 @@ unsafe extern "C" fn alloc_mr<D: FastRegOps>(
 ///
 /// To be called by the core through the table of a `Device<D>`; `sg` must be a list of
 /// `sg_nents` mapped entries, and `sg_offset` null or valid for reads and writes.
-unsafe extern "C" fn map_mr_sg<D: FastRegOps>(
+unsafe extern "C" fn map_mr_sg<D: FrwrOps>(
     mr: *mut bindings::ib_mr,
     sg: *mut bindings::scatterlist,
     sg_nents: c_int,
@@ -383,7 +383,7 @@ unsafe extern "C" fn map_mr_sg<D: FastRegOps>(
 /// # Safety
 ///
 /// To be called by `ib_sg_to_pages` for the region that [`map_mr_sg`] gave it.
-unsafe extern "C" fn set_page<D: FastRegOps>(mr: *mut bindings::ib_mr, addr: u64) -> c_int {
+unsafe extern "C" fn set_page<D: FrwrOps>(mr: *mut bindings::ib_mr, addr: u64) -> c_int {
     from_result(|| {
         // SAFETY: `mr` is the region that `map_mr_sg` was called for, which has not returned.
         D::push_mr_page(unsafe { Object::from_raw(mr) }, addr)?;

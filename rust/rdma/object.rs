@@ -43,7 +43,7 @@ pub mod kind {
     pub enum Srq {}
     /// A memory window.
     pub enum Mw {}
-    /// A domain of extended reliable connections.
+    /// An XRC domain.
     pub enum Xrcd {}
     /// A piece of a device's memory.
     pub enum Dm {}

@@ -830,7 +830,7 @@ pub struct OnDemandAttr {
     pub uc: OdpCaps,
     /// Datagrams.
     pub ud: OdpCaps,
-    /// Extended reliable connections.
+    /// XRC.
     pub xrc: OdpCaps,
 }
 

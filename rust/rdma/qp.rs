@@ -326,9 +326,9 @@ c_enum! {
         Uc = ib_qp_type_IB_QPT_UC,
         /// Unreliable datagram.
         Ud = ib_qp_type_IB_QPT_UD,
-        /// Initiator of an extended reliable connection.
+        /// Initiator of an XRC connection.
         XrcInitiator = ib_qp_type_IB_QPT_XRC_INI,
-        /// Target of an extended reliable connection.
+        /// Target of an XRC connection.
         XrcTarget = ib_qp_type_IB_QPT_XRC_TGT,
     }
 }
@@ -549,7 +549,7 @@ impl<'a, D: QpOps> QpInitAttr<'a, D> {
         unsafe { Object::from_nullable(self.raw.srq) }
     }
 
-    /// The domain, of the target of an extended reliable connection.
+    /// The domain, of the target of an XRC connection.
     pub fn xrcd(&self) -> Option<&'a Xrcd<D>>
     where
         D: XrcOps,

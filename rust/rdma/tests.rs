@@ -770,7 +770,7 @@ mod suite {
         let first = list.next().ok_or(EINVAL)?;
         assert!(first.flags().contains(SendFlags::SIGNALED));
         assert!(matches!(first.op()?, SendOp::SendWithInvalidate(0x55)));
-        assert!(first.datagram().is_none());
+        assert!(first.ud().is_none());
         assert!(core::ptr::eq(list.current(), &send));
         let second = list.next().ok_or(EINVAL)?;
         assert!(matches!(

@@ -132,7 +132,7 @@ pub struct Remote {
 }
 
 /// Where a datagram goes.
-pub struct Datagram<'a, D: AhOps> {
+pub struct UdWr<'a, D: AhOps> {
     /// The path.
     pub ah: &'a Ah<D>,
     /// The queue pair there.
@@ -311,7 +311,7 @@ impl<'a, D: Driver> SendWr<'a, D> {
     }
 
     /// Where it goes, if the queue pair sends datagrams.
-    pub fn datagram(&self) -> Option<Datagram<'a, D>>
+    pub fn ud(&self) -> Option<UdWr<'a, D>>
     where
         D: AhOps,
     {
@@ -321,7 +321,7 @@ impl<'a, D: Driver> SendWr<'a, D> {
         // SAFETY: Consumers of datagram queue pairs post `ib_ud_wr`, of which this is the first member, and
         // keep them until posting returns; `'a` ends before.
         let wr = unsafe { &*ptr::from_ref(self.raw).cast::<bindings::ib_ud_wr>() };
-        Some(Datagram {
+        Some(UdWr {
             // SAFETY: The address handle of a request is one of the queue pair's device, which is one of `D`,
             // and is not destroyed before the request is complete.
             ah: unsafe { Object::<kind::Ah, D>::from_raw(wr.ah) },

@@ -14,32 +14,32 @@ use kernel::prelude::*;
 /// Extended reliable connections (XRC): queue pairs of them, [`super::QpType::XrcInitiator`] and
 /// [`super::QpType::XrcTarget`], are made by [`QpOps::create_qp`].
 pub trait XrcOps: SrqOps + QpOps {
-    /// Driver's data of a domain of extended reliable connections.
+    /// Driver's data of an XRC domain.
     type Xrcd: Send + Sync;
 
-    /// Makes a domain of extended reliable connections.
+    /// Makes an XRC domain.
     fn alloc_xrcd<'a>(
         dev: &Device<Self>,
         new: New<'a, kind::Xrcd, Self>,
         udata: Option<&Udata<'_, Self>>,
     ) -> Result<&'a Xrcd<Self>>;
 
-    /// Ends a domain of extended reliable connections.
+    /// Ends an XRC domain.
     fn dealloc_xrcd(xrcd: &Xrcd<Self>) -> Result;
 
-    /// As [`SrqOps::create_srq`], for extended reliable connections: the number of the queue has to
-    /// be told by [`New::set_extended_number`].
+    /// As [`SrqOps::create_srq`], for XRC: the number of the queue has to
+    /// be told by [`New::set_xrc_srq_num`].
     fn create_xrc_srq<'a>(
         pd: &Pd<Self>,
         new: New<'a, kind::Srq, Self>,
         attr: &mut SrqAttr,
-        extended: &ExtendedSrq<'_, Self>,
+        extended: &XrcSrq<'_, Self>,
         udata: Option<&Udata<'_, Self>>,
     ) -> Result<&'a Srq<Self>>;
 }
 
 impl<D: XrcOps> Ops<D> {
-    /// Offers extended reliable connections, besides shared receive queues ([`Ops::with_srq`]).
+    /// Offers XRC, besides shared receive queues ([`Ops::with_srq`]).
     pub const fn with_xrc(self) -> Self {
         let mut this = self.with_srq();
         this.raw.create_srq = Some(create_srq::<D>);
@@ -71,7 +71,7 @@ unsafe extern "C" fn create_srq<D: XrcOps>(
             bindings::ib_srq_type_IB_SRQT_XRC => {
                 // SAFETY: `ib_create_srq_user` has just allocated the queue, and set its type and what
                 // it belongs to.
-                let extended = unsafe { ExtendedSrq::<D>::from_raw(srq) }.ok_or(EINVAL)?;
+                let extended = unsafe { XrcSrq::<D>::from_raw(srq) }.ok_or(EINVAL)?;
                 extended.cq.open();
                 // SAFETY: `ib_create_srq_user` has just allocated the queue; `udata` is null or that of the
                 // uverbs command, which waits.
@@ -124,20 +124,20 @@ unsafe extern "C" fn dealloc_xrcd<D: XrcOps>(
     })
 }
 
-/// A domain of extended reliable connections.
+/// An XRC domain.
 pub type Xrcd<D> = Object<kind::Xrcd, D>;
-/// A counted reference to a domain of extended reliable connections.
+/// A counted reference to an XRC domain.
 pub type XrcdRef<D> = ObjectRef<kind::Xrcd, D>;
 
-/// What a shared receive queue for extended reliable connections belongs to.
-pub struct ExtendedSrq<'a, D: XrcOps> {
+/// What a shared receive queue for XRC belongs to.
+pub struct XrcSrq<'a, D: XrcOps> {
     /// Its domain.
     pub xrcd: &'a Xrcd<D>,
     /// Where its receives complete.
     pub cq: &'a Cq<D>,
 }
 
-impl<'a, D: XrcOps> ExtendedSrq<'a, D> {
+impl<'a, D: XrcOps> XrcSrq<'a, D> {
     /// # Safety
     ///
     /// `srq` must be a queue that the core is creating, with its type and what it belongs to set.
@@ -158,8 +158,8 @@ impl<'a, D: XrcOps> ExtendedSrq<'a, D> {
 }
 
 impl<D: SrqOps> New<'_, kind::Srq, D> {
-    /// Tells the core the number of a queue for extended reliable connections.
-    pub fn set_extended_number(&mut self, number: u32) {
+    /// Tells the core the number of a queue for XRC.
+    pub fn set_xrc_srq_num(&mut self, number: u32) {
         // SAFETY: The core is creating the queue and shows it to nobody before the operation returns,
         // and only `New` leads to it.
         let ext = unsafe { &mut (*self.as_raw()).ext };

@@ -11,7 +11,7 @@ use crate::memory::{Local, Mapping, Pages, MAX_SGE};
 use crate::queue::{Cqe, Op, Recv, Ring, Send, Sweep};
 use crate::rdma::{
     kind, Access, Completions, Cq, CqInitAttr, CqOps, Device, DeviceAttr, DeviceCaps, Driver,
-    FastRegOps, GidAttr, GidOps, Mr, MrOps, Mtu, Netdev, NetdevEvent, NetdevOps, New, Notify, Ops,
+    FrwrOps, GidAttr, GidOps, Mr, MrOps, Mtu, Netdev, NetdevEvent, NetdevOps, New, Notify, Ops,
     Pd, PdOps, PortAttr, PortImmutable, Qp, QpAttr, QpCap, QpInitAttr, QpOps, QpQuery, QpState,
     QpType, QpValues, RecvList, Rtnl, SendFlags, SendList, SendOp, Ucontext, Udata, UserOps,
     UserRegion, Wc, WcStatus,
@@ -70,7 +70,7 @@ impl Driver for Soft {
         .with_user()
         .with_gids()
         .with_netdev()
-        .with_fast_registration();
+        .with_frwr();
 
     fn query_device(_dev: &Device<Self>) -> Result<DeviceAttr> {
         Ok(DeviceAttr {
@@ -584,7 +584,7 @@ impl MrOps for Soft {
     }
 }
 
-impl FastRegOps for Soft {
+impl FrwrOps for Soft {
     fn alloc_mr<'a>(
         pd: &Pd<Self>,
         new: New<'a, kind::Mr, Self>,

@@ -378,11 +378,15 @@ fn lint(options: &Options, report: &mut Report) -> Result<()> {
         }
         Ok(())
     });
-    step(report, "lint: reasons of what is unsafe in the kernel", &mut |_| {
-        let kernel_files: Vec<PathBuf> =
-            files(".rs")?.into_iter().filter(|p| is_kernel(p)).collect();
-        crate::safety::check(&kernel_files)
-    });
+    step(
+        report,
+        "lint: reasons of what is unsafe in the kernel",
+        &mut |_| {
+            let kernel_files: Vec<PathBuf> =
+                files(".rs")?.into_iter().filter(|p| is_kernel(p)).collect();
+            crate::safety::check(&kernel_files)
+        },
+    );
     step(report, "lint: user space (clippy)", &mut |log| {
         let mut clippy = cargo("clippy");
         clippy.args(["--workspace", "--all-targets", "-q", "--", "-D", "warnings"]);

@@ -21,9 +21,9 @@ use crate::{
         Ah,
         AhAttr,
         AhOps,
-        Datagram,
         New,
         Pd,
+        UdWr,
         Udata, //
     },
 };
@@ -36,7 +36,7 @@ pub(crate) struct FerriteAh {
 
 impl FerriteAh {
     /// What a work request says of where it goes, and the immediate data that it takes there.
-    pub(crate) fn part(to: &Datagram<'_, Ferrite>, immediate: u32) -> Result<DatagramPart> {
+    pub(crate) fn part(to: &UdWr<'_, Ferrite>, immediate: u32) -> Result<DatagramPart> {
         if to.remote_qpn > abi::QUEUE_NUMBER_MASK {
             return Err(EINVAL);
         }

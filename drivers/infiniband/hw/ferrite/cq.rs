@@ -72,7 +72,7 @@ use crate::{
         Udata,
         UserCqOps, //
     },
-    ring::RingMemory,
+    ring::KernelBlocks,
     shares::Holder, //
 };
 use kernel::{
@@ -110,7 +110,7 @@ const _: () = {
     assert!(core::mem::size_of::<CompletionEntry>() == core::mem::size_of::<Block>());
 };
 
-impl Entries for RingMemory {
+impl Entries for KernelBlocks {
     #[inline]
     fn valid_word(&self, slot: usize) -> Result<u32> {
         self.word(slot, VALID_WORD)
@@ -204,7 +204,7 @@ struct Polling {
 #[pin_data]
 struct KernelQueue {
     /// The ring, written by the device, then the record, written by the driver.
-    ring: Lent<RingMemory>,
+    ring: Lent<KernelBlocks>,
     #[pin]
     polling: IrqSpinLock<Polling>,
 }

@@ -11,7 +11,7 @@ use crate::{
     binding::Who,
     cq::FerriteCq,
     device::Ferrite,
-    dm::DeviceMemory,
+    dm::DeviceMemoryPool,
     doorbell_pages::DoorbellPages,
     eq::EventQueue,
     event_class::EventClass,
@@ -28,7 +28,7 @@ use crate::{
     steering::Steering,
     tpt::Tags,
     vector_map::{
-        Table,
+        VectorTable,
         PARTS, //
     },
 };
@@ -124,7 +124,7 @@ impl Writer for InterruptMode {
 
 /// Where events of completion queues go, by what completes and by completion vector.
 struct VectorMap {
-    table: Arc<Table>,
+    table: Arc<VectorTable>,
     /// The Linux interrupt number of each vector.
     irqs: KVec<u32>,
 }
@@ -285,7 +285,7 @@ impl Writer for Srqs {
 /// How many numbers of each kind are taken.
 struct Tables {
     tags: Arc<Tags>,
-    memory: Arc<DeviceMemory>,
+    memory: Arc<DeviceMemoryPool>,
     doorbell_pages: Arc<DoorbellPages>,
     numbers: [(&'static str, Arc<Numbers>); 5],
 }

@@ -8,7 +8,7 @@ use crate::{
     abi::DeviceCaps,
     bars::Identity,
     caps,
-    dm::DeviceMemory,
+    dm::DeviceMemoryPool,
     doorbell_pages::DoorbellPages,
     gids::GidFollower,
     handler::{
@@ -25,8 +25,8 @@ use crate::{
     },
     numbers::Numbers,
     odp::{
+        OdpBudget,
         Pager,
-        PagingMemory,
         PagingQueues, //
     },
     port,
@@ -56,7 +56,7 @@ pub(crate) struct Ferrite {
     /// Where faults of on-demand regions are dealt with.
     pub(crate) paging: PagingQueues,
     pub(crate) pager: Arc<Pager>,
-    pub(crate) paging_memory: Arc<PagingMemory>,
+    pub(crate) paging_memory: Arc<OdpBudget>,
     /// Taken down with the RDMA device, while the hardware still answers: files that refer to it are gone before.
     pub(crate) handlers: Arc<Handlers>,
     pub(crate) hw: Arc<Hardware>,
@@ -71,7 +71,7 @@ pub(crate) struct Ferrite {
     /// The one number of the queue pair of general services.
     pub(crate) gsi: Arc<Numbers>,
     pub(crate) doorbell_pages: Arc<DoorbellPages>,
-    pub(crate) memory: Arc<DeviceMemory>,
+    pub(crate) memory: Arc<DeviceMemoryPool>,
     pub(crate) mtu: Arc<MtuFollower>,
     pub(crate) gids: Arc<GidFollower>,
     pub(crate) qp_counters: Arc<qp_counters::Sets>,
@@ -96,7 +96,7 @@ impl Ferrite {
         Ok(Self {
             paging: PagingQueues::new()?,
             pager: Pager::new(hw, caps.qp_count)?,
-            paging_memory: PagingMemory::new(memory::total())?,
+            paging_memory: OdpBudget::new(memory::total())?,
             handlers: Handlers::start(hw, interrupts, identity.features & caps.features)?,
             tags: Tags::new(caps::tags(&caps))?,
             // Protection domains are numbers only; the device sets no bound. As many as the device needs, and no
@@ -109,7 +109,7 @@ impl Ferrite {
             xrcds: Numbers::for_users(1..caps.max_xrcd.max(1))?,
             gsi: Numbers::new(GSI_QPN..GSI_QPN + 1)?,
             doorbell_pages: DoorbellPages::new(layout.user_pages(PAGE_SIZE as u64))?,
-            memory: DeviceMemory::new(layout.memory())?,
+            memory: DeviceMemoryPool::new(layout.memory())?,
             mtu: MtuFollower::new(hw)?,
             gids: GidFollower::new(hw, caps.max_gid)?,
             qp_counters: qp_counters::Sets::new(hw)?,
@@ -169,7 +169,7 @@ impl rdma::Driver for Ferrite {
         .with_raw_dumps()
         .with_raw_srq_dumps()
         .with_events()
-        .with_fast_registration()
+        .with_frwr()
         .with_odp()
         .with_mw()
         .with_srq()

@@ -95,14 +95,14 @@ impl PageMap {
 
 /// The device's memory.
 #[pin_data]
-pub(crate) struct DeviceMemory {
+pub(crate) struct DeviceMemoryPool {
     /// Where it is in the doorbell BAR.
     offset: u64,
     #[pin]
     map: Mutex<PageMap>,
 }
 
-impl DeviceMemory {
+impl DeviceMemoryPool {
     /// The memory at `place` in the doorbell BAR.
     pub(crate) fn new(place: doorbell_bar::Piece) -> Result<Arc<Self>> {
         let map = PageMap::new(usize::try_from(place.length)? / PAGE_SIZE)?;
@@ -141,7 +141,7 @@ impl DeviceMemory {
 
 /// Pages of the device's memory; given back when neither object, region nor mapping has them.
 pub(crate) struct Piece {
-    memory: Arc<DeviceMemory>,
+    memory: Arc<DeviceMemoryPool>,
     holder: Holder,
     first: usize,
     pages: usize,

@@ -69,9 +69,9 @@ pub(crate) trait Slots {
 }
 
 /// Memory of a ring that the device was told of.
-pub(crate) type RingMemory = Lent<Coherent<[EventEntry]>>;
+pub(crate) type EventRingMemory = Lent<Coherent<[EventEntry]>>;
 
-impl Slots for RingMemory {
+impl Slots for EventRingMemory {
     #[inline]
     fn take(&self, slot: usize) -> Result<Option<EventEntry>> {
         if kernel::dma_read!(self, [try: slot].code) == 0 {
@@ -113,7 +113,7 @@ impl<S: Slots> Ring<S> {
     }
 }
 
-impl Ring<RingMemory> {
+impl Ring<EventRingMemory> {
     /// Makes an empty ring in one piece of memory had with `flags`.
     pub(crate) fn new(
         dev: &Device<Bound>,
@@ -329,7 +329,7 @@ pub(crate) struct EventQueue {
     /// The processor of its last interrupt since some queue of the device is of low latency.
     processor: Atomic<u32>,
     #[pin]
-    consumer: IrqSpinLock<Consumer<RingMemory>>,
+    consumer: IrqSpinLock<Consumer<EventRingMemory>>,
     /// The queue may be armed without regard to answers to commands.
     may_be_quiet: Atomic<u32>,
     /// Those who sleep until an answer to a command raises the interrupt.
@@ -475,7 +475,7 @@ impl EventQueue {
     /// Prepares a switch to `ring`: from now on entries are looked for there as well. Returns the
     /// command that tells the device to go on there; [`EventQueue::settle`] is to be called when that
     /// was answered. `EBUSY` where such a command is under way. Sleeps.
-    pub(crate) fn offer(&self, ring: Ring<RingMemory>) -> Result<SwitchEventQueue> {
+    pub(crate) fn offer(&self, ring: Ring<EventRingMemory>) -> Result<SwitchEventQueue> {
         let command = SwitchEventQueue {
             eqn: self.number,
             log_entries: ring.log_entries,

@@ -34,8 +34,8 @@ use crate::{
     vector_map::{
         Destination,
         Layout,
-        Table,
-        ToldTable,
+        VectorTable,
+        VectorTableInDevice,
         PARTS, //
     },
 };
@@ -291,7 +291,7 @@ pub(crate) struct Interrupts {
     queues: KVec<Arc<EventQueue>>,
     layout: Layout,
     /// Which queue interrupts by which vector, once there is more than queue 0.
-    table: Option<Arc<Table>>,
+    table: Option<Arc<VectorTable>>,
     /// Calls of the handler on a pin that were not ours.
     unhandled: Arc<Atomic<u64>>,
     hw: Arc<Hardware>,
@@ -359,7 +359,7 @@ impl Interrupts {
         let has_table = features & abi::FEATURE_VECTOR_MAP != 0;
         let processors = cpu::present();
         let room = queue_room(caps, self.layout);
-        let table = Table::new(self.layout, has_table, processors, room, vectors)?;
+        let table = VectorTable::new(self.layout, has_table, processors, room, vectors)?;
         let wanted = abi::EQ_FIRST_HANDLER + table.queues();
         dev_info!(
             pdev,
@@ -455,7 +455,7 @@ impl Interrupts {
     }
 
     /// Where events of completion queues go. `ENXIO` before [`Self::complete`].
-    pub(crate) fn table(&self) -> Result<&Arc<Table>> {
+    pub(crate) fn table(&self) -> Result<&Arc<VectorTable>> {
         self.table.as_ref().ok_or(ENXIO)
     }
 
@@ -538,8 +538,8 @@ struct ActiveQueue {
 #[pin_data]
 pub(crate) struct Handlers {
     /// Gone before the queues are.
-    _told: ToldTable,
-    table: Arc<Table>,
+    _told: VectorTableInDevice,
+    table: Arc<VectorTable>,
     queues: KVec<ActiveQueue>,
     steering: Arc<Steering>,
     hw: Arc<Hardware>,
@@ -583,7 +583,7 @@ impl Handlers {
         }
         let steering = interrupts.steering()?;
         let init = try_pin_init!(Self {
-            _told: ToldTable::new(hw, table)?,
+            _told: VectorTableInDevice::new(hw, table)?,
             table: table.clone(),
             queues: active,
             steering: steering.clone(),

@@ -37,7 +37,7 @@ use crate::{
         Dm,
         DmRegion,
         DmabufRegion,
-        FastRegOps,
+        FrwrOps,
         Mr,
         MrOps,
         New,
@@ -68,7 +68,7 @@ use kernel::{
 };
 
 /// Memory of a process, pinned and described for the device.
-pub(crate) struct UserMemory(Lent<Described>);
+pub(crate) struct PinnedMemory(Lent<Described>);
 
 /// Pinned memory with the tables that describe it.
 struct Described {
@@ -101,7 +101,7 @@ fn number_once(noted: &Atomic<u64>, draw: impl FnOnce() -> u64) -> u64 {
     }
 }
 
-impl UserMemory {
+impl PinnedMemory {
     /// Pins `length` bytes from `address` on, which the device knows as `iova`.
     pub(crate) fn pin(
         dev: &Device<Ferrite>,
@@ -176,11 +176,11 @@ impl UserMemory {
 }
 
 /// Pins what a region is to be of.
-fn pin_region(dev: &Device<Ferrite>, region: &UserRegion) -> Result<UserMemory> {
+fn pin_region(dev: &Device<Ferrite>, region: &UserRegion) -> Result<PinnedMemory> {
     if region.length > dev.caps.max_region {
         return Err(EINVAL);
     }
-    UserMemory::pin(dev, region.start, region.length, region.iova, region.access)
+    PinnedMemory::pin(dev, region.start, region.length, region.iova, region.access)
 }
 
 /// The rights of a region that the device knows, out of what a consumer asked for.
@@ -336,7 +336,7 @@ fn list_order(pages: u64) -> Option<AttOrder> {
 #[derive(Clone)]
 pub(crate) struct UserState {
     /// Other regions may be of it too.
-    memory: Arc<UserMemory>,
+    memory: Arc<PinnedMemory>,
     pd: u32,
     access: Access,
     /// Address of the first byte, as work requests say it.
@@ -755,7 +755,7 @@ impl MrOps for Ferrite {
         device_access(region.access, pd.device().features())?;
         let state = UserState {
             memory: Arc::new(
-                UserMemory::pin_dmabuf(pd.device(), region)?,
+                PinnedMemory::pin_dmabuf(pd.device(), region)?,
                 GFP_KERNEL_ACCOUNT,
             )?,
             pd: pd.number(),
@@ -895,7 +895,7 @@ impl MrOps for Ferrite {
     }
 }
 
-impl FastRegOps for Ferrite {
+impl FrwrOps for Ferrite {
     /// Makes a region of up to `pages` pages that is registered by work request.
     fn alloc_mr<'a>(
         pd: &Pd<Self>,

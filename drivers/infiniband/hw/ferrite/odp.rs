@@ -99,7 +99,7 @@ const MOST_AT_ONCE: u64 = 4 << 20;
 
 /// Memory of the kernel's that on-demand regions of a device take, by user.
 #[pin_data]
-pub(crate) struct PagingMemory {
+pub(crate) struct OdpBudget {
     #[pin]
     shares: Mutex<Shares>,
     /// The regions that take it, by user and number.
@@ -108,7 +108,7 @@ pub(crate) struct PagingMemory {
     next_number: Atomic<u64>,
 }
 
-impl PagingMemory {
+impl OdpBudget {
     /// For a machine with so many bytes of memory.
     pub(crate) fn new(machine: u64) -> Result<Arc<Self>> {
         let memory = pin_init!(Self {
@@ -156,14 +156,14 @@ impl PagingMemory {
 
 /// Whose share the memory of a region comes from; nobody's, where its owner may exceed limits.
 struct Account {
-    memory: Arc<PagingMemory>,
+    memory: Arc<OdpBudget>,
     user: u64,
     bound: bool,
 }
 
 impl Account {
     /// That of the current process.
-    fn of_current(memory: &Arc<PagingMemory>) -> Self {
+    fn of_current(memory: &Arc<OdpBudget>) -> Self {
         Self {
             memory: memory.clone(),
             user: user::accountable(),
@@ -221,7 +221,7 @@ fn try_with_room<T>(
 
 /// Memory that is counted; dropping it sleeps.
 struct Charge {
-    memory: Arc<PagingMemory>,
+    memory: Arc<OdpBudget>,
     user: u64,
     bytes: u64,
 }
@@ -414,7 +414,7 @@ pub(crate) struct OnDemand {
     /// The process's memory, of which parts are made as they are needed.
     root: OdpRoot,
     region: Arc<Region>,
-    /// What it is found by in [`PagingMemory`].
+    /// What it is found by in [`OdpBudget`].
     number: u64,
     tables: Arc<OdpTables>,
     pd: u32,
@@ -806,7 +806,7 @@ mod tests {
 
     #[test]
     fn memory_for_paging_is_bounded_by_user_and_given_back() -> Result {
-        let memory = PagingMemory::new(PAGING_SHARE << 20)?;
+        let memory = OdpBudget::new(PAGING_SHARE << 20)?;
         let account = |user, bound| Account {
             memory: memory.clone(),
             user,

@@ -233,7 +233,7 @@ impl FerriteQp {
                     features,
                 };
                 flags |= abi::QP_FLAG_PRIVILEGED;
-                if requests != SendUse::Datagrams && dev.has(abi::FEATURE_FAST_REGISTER) {
+                if requests != SendUse::Ud && dev.has(abi::FEATURE_FAST_REGISTER) {
                     flags |= abi::QP_FLAG_FAST_REGISTER;
                 }
                 (layout, KernelRings::new(dev, layout, terms)?)

@@ -17,12 +17,12 @@ use crate::{
     device::Ferrite,
     kernel_ext::table::IrqTable,
     lent::Lent,
-    mr::UserMemory,
+    mr::PinnedMemory,
     rdma::{
         Device,
         Udata, //
     },
-    ring::RingMemory,
+    ring::KernelBlocks,
 };
 use kernel::{
     new_mutex,
@@ -57,8 +57,8 @@ impl Extent {
         Ok(Self { address, length })
     }
 
-    fn pin(self, dev: &Device<Ferrite>) -> Result<UserMemory> {
-        UserMemory::pin_rings(dev, self.address, self.length)
+    fn pin(self, dev: &Device<Ferrite>) -> Result<PinnedMemory> {
+        PinnedMemory::pin_rings(dev, self.address, self.length)
     }
 }
 
@@ -73,11 +73,11 @@ pub(crate) struct Place {
 /// Rings and record of a queue, by who posts to it or polls it. The kernel has `K`, of which they are part.
 pub(crate) enum QueueMemory<K> {
     /// Of a process; others after the queue was resized.
-    Process(Pin<KBox<Mutex<UserMemory>>>),
+    Process(Pin<KBox<Mutex<PinnedMemory>>>),
     Kernel(Pin<KBox<K>>),
     /// A record of a queue that nobody posts to. It may outlive the process that made it.
     Nobody {
-        _memory: Lent<RingMemory>,
+        _memory: Lent<KernelBlocks>,
     },
 }
 
@@ -106,7 +106,7 @@ impl<K> QueueMemory<K> {
     pub(crate) fn of_kernel<I: PinInit<K, Error>>(
         dev: &Device<Ferrite>,
         blocks: usize,
-        init: impl FnOnce(Lent<RingMemory>) -> I,
+        init: impl FnOnce(Lent<KernelBlocks>) -> I,
     ) -> Result<(Self, Place)> {
         let (memory, place) = Self::blocks(dev, blocks)?;
         let kernel = KBox::pin_init(init(memory), GFP_KERNEL)?;
@@ -119,8 +119,8 @@ impl<K> QueueMemory<K> {
         Ok((Self::Nobody { _memory: memory }, place))
     }
 
-    fn blocks(dev: &Device<Ferrite>, blocks: usize) -> Result<(Lent<RingMemory>, Place)> {
-        let memory = Lent::new(&dev.hw.reach, RingMemory::new(dev.parent(), blocks)?);
+    fn blocks(dev: &Device<Ferrite>, blocks: usize) -> Result<(Lent<KernelBlocks>, Place)> {
+        let memory = Lent::new(&dev.hw.reach, KernelBlocks::new(dev.parent(), blocks)?);
         let place = Place {
             buffer: memory.buffer(),
             doorbell_page: Doorbells::KERNEL_PAGE,

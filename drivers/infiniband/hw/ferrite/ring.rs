@@ -35,13 +35,13 @@ const fn place(block: usize) -> (usize, usize) {
 }
 
 /// Blocks of memory that driver and device share.
-pub(crate) struct RingMemory {
+pub(crate) struct KernelBlocks {
     // Before the pieces that it leads to.
     att: Att,
     pieces: KVVec<Coherent<[Block]>>,
 }
 
-impl RingMemory {
+impl KernelBlocks {
     /// Makes `blocks` blocks of zeroes. Sleeps.
     pub(crate) fn new(dev: &Device<Bound>, blocks: usize) -> Result<Self> {
         let bytes = blocks * BLOCK_SIZE;

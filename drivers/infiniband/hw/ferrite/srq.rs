@@ -41,7 +41,6 @@ use crate::{
         kind,
         Details,
         Device,
-        ExtendedSrq,
         New,
         Pd,
         RecvList,
@@ -49,8 +48,9 @@ use crate::{
         SrqAttr,
         SrqOps,
         Udata, //
+        XrcSrq,
     },
-    ring::RingMemory,
+    ring::KernelBlocks,
     shares::Holder,
     wqe,
 };
@@ -162,7 +162,7 @@ impl Slots {
 #[pin_data]
 struct KernelRing {
     /// The ring, then the record.
-    memory: Lent<RingMemory>,
+    memory: Lent<KernelBlocks>,
     /// Blocks of an entry.
     stride: usize,
     /// Blocks of the ring.
@@ -247,7 +247,7 @@ impl FerriteSrq {
         pd: &Pd<Ferrite>,
         mut new: New<'a, kind::Srq, Ferrite>,
         attr: &mut SrqAttr,
-        extended: Option<&ExtendedSrq<'_, Ferrite>>,
+        extended: Option<&XrcSrq<'_, Ferrite>>,
         udata: Option<&Udata<'_, Ferrite>>,
     ) -> Result<&'a Srq<Ferrite>> {
         let dev = pd.device();
@@ -297,7 +297,7 @@ impl FerriteSrq {
         attr.max_wr = 1 << geometry.log_entries;
         attr.limit = 0;
         if extended.is_some() {
-            new.set_extended_number(srqn);
+            new.set_xrc_srq_num(srqn);
         }
         let srq = new.init(Ok::<_, Error>(Self {
             object,

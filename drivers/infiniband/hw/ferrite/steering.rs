@@ -4,7 +4,7 @@
 //! changes.
 //!
 //! Each vector of completion handlers has a home, one of the processors that there are, in turn, and all
-//! vectors of one handler have the same where they are no other's ([`Table::homes`]). It is steered there
+//! vectors of one handler have the same where they are no other's ([`VectorTable::homes`]). It is steered there
 //! when the driver binds, and whenever that processor comes online. When the processor that it is steered to
 //! goes offline it goes to one that has few. Anybody may steer it elsewhere (`/proc/irq`): that
 //! counts until its home comes online again, or somebody asks for balance.
@@ -25,7 +25,7 @@ use crate::{
         },
         irq::Vectors, //
     },
-    vector_map::Table,
+    vector_map::VectorTable,
 };
 use kernel::{
     cpu::CpuId,
@@ -195,7 +195,7 @@ impl Steering {
     pub(crate) fn new(
         hw: &Arc<Hardware>,
         vectors: &Arc<Vectors>,
-        table: &Table,
+        table: &VectorTable,
     ) -> Result<Arc<Self>> {
         let homes = table.homes()?;
         let homes = homes.iter().take(vectors.len() as usize);

@@ -195,7 +195,7 @@ impl Destination {
 }
 
 /// A layout for so many processors, event queues and vectors.
-pub(crate) struct Table {
+pub(crate) struct VectorTable {
     layout: Layout,
     processors: u32,
     columns: u16,
@@ -206,7 +206,7 @@ pub(crate) struct Table {
     told: bool,
 }
 
-impl Table {
+impl VectorTable {
     /// With event queues of completions up to `queues`, and `vectors` of the function in all. Where the device
     /// `has_table` or not: without it only [`DEFAULT`] can be.
     pub(crate) fn new(
@@ -456,14 +456,14 @@ impl Table {
 
 /// A table that the device was told of, until this is dropped: event queues that it names can be destroyed only
 /// after that (DEV-3-146).
-pub(crate) struct ToldTable {
+pub(crate) struct VectorTableInDevice {
     hw: Arc<Hardware>,
-    table: Arc<Table>,
+    table: Arc<VectorTable>,
 }
 
-impl ToldTable {
+impl VectorTableInDevice {
     /// Tells the device, which knows the event queues. Sleeps.
-    pub(crate) fn new(hw: &Arc<Hardware>, table: &Arc<Table>) -> Result<Self> {
+    pub(crate) fn new(hw: &Arc<Hardware>, table: &Arc<VectorTable>) -> Result<Self> {
         // What was told of a part of it is taken back where the rest fails.
         let this = Self {
             hw: hw.clone(),
@@ -474,7 +474,7 @@ impl ToldTable {
     }
 }
 
-impl Drop for ToldTable {
+impl Drop for VectorTableInDevice {
     fn drop(&mut self) {
         // A device that keeps it will not let go of the event queues, and is given up then.
         let _ = self
@@ -495,13 +495,13 @@ mod tests {
     }
 
     /// A table for a device that has one, with enough of everything.
-    fn table(name: &str, processors: u32) -> Result<Table> {
+    fn table(name: &str, processors: u32) -> Result<VectorTable> {
         let layout = named(name)?;
         let vectors = layout.vectors(processors) as u16;
-        Table::new(layout, true, processors, u32::MAX, vectors)
+        VectorTable::new(layout, true, processors, u32::MAX, vectors)
     }
 
-    fn check(name: &str, table: &Table, expected: &Expected) {
+    fn check(name: &str, table: &VectorTable, expected: &Expected) {
         for (part, row) in expected.iter().enumerate() {
             if usize::from(table.columns()) != row.len() {
                 pr_err!("{}: {} columns\n", name, table.columns());
@@ -648,7 +648,7 @@ mod tests {
             for processors in [0, 1, 2, 3, 64, u32::MAX] {
                 for queues in [0, 1, 2, 3, 64, u32::MAX] {
                     for vectors in [0, 1, 2, 3, 4, 64, 512] {
-                        let table = Table::new(*layout, true, processors, queues, vectors)?;
+                        let table = VectorTable::new(*layout, true, processors, queues, vectors)?;
                         assert!(u32::from(table.queues()) <= queues.min(MOST_QUEUES));
                         assert!(u32::from(table.columns()) <= MOST_COLUMNS);
                         assert_eq!((table.columns() == 0), (queues == 0));
@@ -683,7 +683,7 @@ mod tests {
     #[test]
     fn there_are_as_many_handlers_as_processors_and_the_device_has_room_for() -> Result {
         let columns = |name, processors, queues| -> Result<(u16, u16)> {
-            let table = Table::new(named(name)?, true, processors, queues, 512)?;
+            let table = VectorTable::new(named(name)?, true, processors, queues, 512)?;
             Ok((table.columns(), table.queues()))
         };
         assert_eq!(columns("cpu/cpu", 4, 64)?, (4, 4));
@@ -702,8 +702,8 @@ mod tests {
 
     #[test]
     fn fewer_vectors_are_shared_and_more_are_left_alone() -> Result {
-        let with = |name, processors, vectors| -> Result<Table> {
-            Table::new(named(name)?, true, processors, 64, vectors)
+        let with = |name, processors, vectors| -> Result<VectorTable> {
+            VectorTable::new(named(name)?, true, processors, 64, vectors)
         };
         // Two for completions of four processors.
         check(
@@ -734,7 +734,7 @@ mod tests {
             &[&[(2, 0)], &[(3, 0)]],
         );
         // All event queues in one.
-        let one = Table::new(named("function-cpu/function-cpu")?, true, 2, 1, 6)?;
+        let one = VectorTable::new(named("function-cpu/function-cpu")?, true, 2, 1, 6)?;
         check("1 queue", &one, &[&[(2, 2), (2, 3)], &[(2, 4), (2, 5)]]);
         Ok(())
     }
@@ -742,7 +742,7 @@ mod tests {
     #[test]
     fn all_vectors_of_a_column_are_at_home_at_one_processor() -> Result {
         let check = |name, processors, queues, vectors, expected: &[u32]| -> Result {
-            let table = Table::new(named(name)?, true, processors, queues, vectors)?;
+            let table = VectorTable::new(named(name)?, true, processors, queues, vectors)?;
             let homes = table.homes()?;
             // Those of commands and asynchronous events have none.
             assert!(homes.iter().take(2).all(Option::is_none));
@@ -793,7 +793,7 @@ mod tests {
     #[test]
     fn columns_share_event_queues_crosswise_where_there_are_few() -> Result {
         // Six are wanted: sends of three processors, then receives.
-        let table = Table::new(named("function-cpu/one")?, true, 3, 4, 3)?;
+        let table = VectorTable::new(named("function-cpu/one")?, true, 3, 4, 3)?;
         let of = [0, 1, 2].map(|column| table.queues_of(column));
         assert_eq!(of, [[2, 5], [3, 2], [4, 3]]);
         let uses = |eqn| [0, 1, 2].map(|column| table.uses(column, eqn));
@@ -825,7 +825,7 @@ mod tests {
     #[test]
     fn a_device_without_a_table_has_a_queue_and_a_vector_for_each_processor() -> Result {
         for layout in &LAYOUTS {
-            let table = Table::new(*layout, false, 2, 64, 4)?;
+            let table = VectorTable::new(*layout, false, 2, 64, 4)?;
             check("no table", &table, &[&[(2, 2), (3, 3)]; 2]);
             assert_eq!(table.destination(1).eqn, 3);
             table.commands(false, |_| Err(EIO))?;

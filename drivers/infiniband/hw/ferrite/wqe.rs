@@ -245,7 +245,7 @@ pub(crate) fn build_send(
     if asked.contains(SendFlags::FENCE) {
         flags |= abi::SEND_FENCE;
     }
-    if let Some(to) = wr.datagram() {
+    if let Some(to) = wr.ud() {
         let (opcode, immediate) = match wr.op()? {
             SendOp::Send => (SendOpcode::Send, 0),
             SendOp::SendWithImm(immediate) => (SendOpcode::SendImmediate, immediate),

@@ -10,13 +10,13 @@ use crate::{
     rdma::{
         kind,
         Device,
-        ExtendedSrq,
         New,
         Pd,
         Srq,
         SrqAttr,
         Udata,
         XrcOps,
+        XrcSrq,
         Xrcd, //
     },
     shares::Holder,
@@ -62,7 +62,7 @@ impl XrcOps for Ferrite {
         pd: &Pd<Self>,
         new: New<'a, kind::Srq, Self>,
         attr: &mut SrqAttr,
-        extended: &ExtendedSrq<'_, Self>,
+        extended: &XrcSrq<'_, Self>,
         udata: Option<&Udata<'_, Self>>,
     ) -> Result<&'a Srq<Self>> {
         FerriteSrq::create(pd, new, attr, Some(extended), udata)

@@ -30,7 +30,7 @@ pub(super) enum SendUse {
     /// The same, and registrations with a message.
     Registering,
     /// Datagrams (UD, GSI).
-    Datagrams,
+    Ud,
 }
 
 /// What a queue pair is to be able to do besides, and not all of its service are.
@@ -131,7 +131,7 @@ impl Abilities {
     /// What its send queue has to have room for, where the kernel posts to it.
     pub(super) fn requests(self, service: Service) -> SendUse {
         match service {
-            Service::Ud | Service::Gsi => SendUse::Datagrams,
+            Service::Ud | Service::Gsi => SendUse::Ud,
             _ if self.register_send => SendUse::Registering,
             _ => SendUse::Connected,
         }
@@ -175,7 +175,7 @@ impl RingLayout {
         let per_request = match requests {
             SendUse::Connected => abi::blocks_per_request(false, sges, inline),
             SendUse::Registering => abi::blocks_per_registering_request(sges, inline),
-            SendUse::Datagrams => abi::blocks_per_request(true, sges, inline),
+            SendUse::Ud => abi::blocks_per_request(true, sges, inline),
         } as u32;
         let blocks = (cap.max_send_wr.max(1) * per_request).next_power_of_two();
         let entries = cap.max_recv_wr.max(1).next_power_of_two();
@@ -273,7 +273,7 @@ mod tests {
         for (requests, opcode) in [
             (SendUse::Connected, SendOpcode::FetchAdd),
             (SendUse::Registering, SendOpcode::RegisterSend),
-            (SendUse::Datagrams, SendOpcode::Send),
+            (SendUse::Ud, SendOpcode::Send),
         ] {
             for sges in [0, 1, 3, abi::MAX_SGE as u32] {
                 let cap = QpCap {
@@ -283,7 +283,7 @@ mod tests {
                 };
                 let layout = RingLayout::for_kernel(&cap, requests);
                 let entries = sges as usize * core::mem::size_of::<abi::Sge>();
-                let datagram = requests == SendUse::Datagrams;
+                let datagram = requests == SendUse::Ud;
                 let blocks = 100 * abi::blocks_for(opcode, datagram, entries);
                 assert!(blocks <= 1 << layout.sq_log_blocks);
             }

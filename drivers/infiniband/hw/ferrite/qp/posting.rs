@@ -42,7 +42,7 @@ use crate::{
         WcOpcode,
         WcStatus, //
     },
-    ring::RingMemory,
+    ring::KernelBlocks,
     srq::FerriteSrq,
     wqe,
     wqe::SendTerms,
@@ -164,7 +164,7 @@ impl WorkRing<SendSlot> {
 #[pin_data]
 pub(super) struct KernelRings {
     /// Both rings, written by the driver, and the record, of which each side writes one half.
-    memory: Lent<RingMemory>,
+    memory: Lent<KernelBlocks>,
     layout: RingLayout,
     terms: SendTerms,
     #[pin]
