@@ -587,6 +587,8 @@ fn registers_and_is_written_to<'p>(pair: &Pair<'p>, mr: &Arc<Mr<'p>>, seed: usiz
 /// goes on, on the same connection.
 fn a_failed_registration_drains_and_is_tried_again(pair: &Pair<'_>) -> Result {
     let exposed = pair.expose(all_access())?;
+    let served = pair.near_region(1)?;
+    register(&pair.near, &served, all_access())?;
     for (seed, cause) in CAUSES.into_iter().enumerate() {
         let mr = pair.near_region(PAGES)?;
         pair.source.fill(pattern(seed + 60));
@@ -617,11 +619,24 @@ fn a_failed_registration_drains_and_is_tried_again(pair: &Pair<'_>) -> Result {
         // Nor is what is posted now.
         let late = pair.near.send(Op::Send, Memory::None)?;
         expect(late.wait(patience())?, WcStatus::WorkRequestFlushed)?;
-        // The peer is served all along: receives, and reads of what is there.
+        // The peer is served all along: receives, and reads and writes of what is there.
         let recv = pair.near.recv(&pair.source, 0..64)?;
-        let memory = Memory::Buffer(&pair.sink, 0..64);
-        good(pair.far.send(Op::Send, memory)?.wait(patience())?)?;
+        let far = |op, range| {
+            pair.far
+                .send(op, Memory::Buffer(&pair.sink, range))?
+                .wait(patience())
+        };
+        good(far(Op::Send, 0..64)?)?;
         good(recv.wait(patience())?)?;
+        served.buffer().fill(pattern(seed + 75));
+        good(far(Op::Read(remote(&served, 0)), 4096..4096 + 100)?)?;
+        let read = pattern(seed + 75);
+        let read = |index: usize| read(index - 4096);
+        check(pair.sink.first_difference(4096..4096 + 100, read).is_none())?;
+        good(far(Op::Write(remote(&served, 100)), 4096..4096 + 100)?)?;
+        let wrote = pattern(seed + 75);
+        let wrote = |index: usize| wrote(index - 100);
+        check(served.buffer().first_difference(100..200, wrote).is_none())?;
         check(pair.near.state()? == QpState::Sqd)?;
         pair.near.resume()?;
         check(pair.near.state()? == QpState::Rts)?;

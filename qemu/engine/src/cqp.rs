@@ -439,6 +439,15 @@ fn reply_counters(
     reply_bytes(core, entry, &bytes, host)
 }
 
+/// Has a registration or allocation of so many bytes fail where the device misbehaves so.
+fn not_failing(core: &mut Core, length: u64) -> Result<(), CommandStatus> {
+    let mut misbehaving = core.misbehaviour.as_mut();
+    match misbehaving.as_mut().is_some_and(|it| it.fails_tag(length)) {
+        true => Err(CommandStatus::NoResource),
+        false => Ok(()),
+    }
+}
+
 /// Refuses what the driver did not say it would use.
 fn offered(core: &Core, feature: u64) -> Result<(), CommandStatus> {
     if core.features & feature != feature {
@@ -810,6 +819,7 @@ impl Engine {
                 if command.flags & REGION_ON_DEMAND != 0 {
                     offered(core, FEATURE_ON_DEMAND)?;
                 }
+                not_failing(core, command.buffer.length)?;
                 core.tpt.register(&command)
             }
             CommandOpcode::AllocateTag => {
@@ -820,6 +830,7 @@ impl Engine {
                     _ => FEATURE_WINDOWS,
                 };
                 offered(core, needed)?;
+                not_failing(core, u64::from(command.max_pages) << PAGE_SHIFT_MIN)?;
                 core.tpt.allocate(&command)
             }
             CommandOpcode::InvalidatePages => {
@@ -1027,6 +1038,7 @@ mod tests {
     use super::*;
     use crate::testing::{Node, QpOptions, Region, SendWork, CQP_LOG_ENTRIES};
     use crate::tpt::{Holder, RemoteAccess};
+    use crate::Misbehaviour;
 
     const LOG_ENTRIES: u8 = 13;
     const RESIZES: u32 = 30;
@@ -1384,6 +1396,43 @@ mod tests {
         }
         assert_eq!(place(109), 9);
         assert!(node.engine.commands.lines.is_empty() && node.engine.commands.begun.is_empty());
+    }
+
+    #[test]
+    fn registrations_of_one_length_can_fail_and_no_others_do() {
+        let mut node = Node::new(1);
+        let rules = Misbehaviour {
+            fail_length: 8192,
+            ..Misbehaviour::default()
+        };
+        node.engine.misbehave(rules, node.now, &mut node.host);
+        let region = |tag, length| RegisterRegion {
+            tag,
+            buffer: Buffer::contiguous(0x1000, length),
+            ..RegisterRegion::zeroed()
+        };
+        let list = |tag, max_pages| AllocateTag {
+            tag,
+            kind: TagKind::Region.number(),
+            max_pages,
+            ..AllocateTag::zeroed()
+        };
+        let (fails, is_made) = (CommandStatus::NoResource, CommandStatus::Ok);
+        for (tag, length, status) in [(0x101, 8191, is_made), (0x201, 8192, fails)] {
+            let done = node.command(CommandOpcode::RegisterRegion, &region(tag, length));
+            assert_eq!(done, status);
+        }
+        for (tag, pages, status) in [(0x301, 1, is_made), (0x401, 2, fails)] {
+            let done = node.command(CommandOpcode::AllocateTag, &list(tag, pages));
+            assert_eq!(done, status);
+        }
+        assert_eq!(node.engine.core.misdeeds().unwrap().1.failed_tags, 2);
+        for tag in [0x201, 0x401] {
+            assert_eq!(
+                node.engine.core.tpt.stands(tag),
+                Err(tpt::TptError::RegistrationFailed)
+            );
+        }
     }
 
     #[test]

@@ -113,6 +113,10 @@ pub struct Misbehaviour {
     /// else does. No order of doorbells and memory is broken by that, so that it shows whether the
     /// device knows of commands by their record.
     pub hold_control: f64,
+    /// `RegisterRegion` of so many bytes, and `AllocateTag` with room for as many in pages of 4 KiB, end with
+    /// `NoResource`, however much there is: so what becomes of a tag whose registration fails is seen, after
+    /// others were made. Zero for none.
+    pub fail_length: u64,
 }
 
 impl Default for Misbehaviour {
@@ -128,6 +132,7 @@ impl Default for Misbehaviour {
             nonsense: Nonsense::default(),
             hold_tags: 0.0,
             hold_control: 0.0,
+            fail_length: 0,
         }
     }
 }
@@ -213,6 +218,8 @@ pub struct Misdeeds {
     pub held_tags: u64,
     /// Doorbells of the control queue that came late.
     pub held_control: u64,
+    /// Registrations and allocations that failed for nothing.
+    pub failed_tags: u64,
 }
 
 /// A small generator (splitmix64), the same everywhere for ever, as in the fabric's faults.
@@ -481,6 +488,13 @@ impl Misbehaving {
     /// A command on a tag was carried out.
     pub(crate) fn held_tag(&mut self) {
         self.misdeeds.held_tags += u64::from(self.rules.hold_tags > 0.0);
+    }
+
+    /// Whether a registration or allocation of so many bytes fails for nothing.
+    pub(crate) fn fails_tag(&mut self, length: u64) -> bool {
+        let fails = length != 0 && length == self.rules.fail_length;
+        self.misdeeds.failed_tags += u64::from(fails);
+        fails
     }
 
     /// The doorbell of the control queue was written; returns whether it is held back. None overtakes

@@ -18,6 +18,7 @@ pub mod moving;
 pub mod objects;
 mod one_touch;
 mod paging;
+mod pending;
 pub mod pieces;
 pub mod priority;
 pub mod private;
@@ -93,6 +94,10 @@ pub const CASES: &[Case] = &[
     Case {
         name: "paging",
         run: paging::run,
+    },
+    Case {
+        name: "pending",
+        run: pending::run,
     },
     Case {
         name: "many",

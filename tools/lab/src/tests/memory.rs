@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use anyhow::{bail, ensure, Context, Result};
+use anyhow::{ensure, Context, Result};
 use serde_json::{json, Value};
 
 use super::basics::{alone, verbs_check, verbs_check_within};
@@ -93,8 +93,11 @@ fn touches_over_a_bad_wire(cluster: &Cluster) -> Result<()> {
     let result = || -> Result<()> {
         verbs_check(cluster, "touches")?;
         let stats = cluster.fabric_command(&json!({"cmd": "stats"}))?;
-        if wire::lost(&stats) == 0 {
-            bail!("nothing was lost: {stats}");
+        for fault in ["lost", "duplicated", "reordered"] {
+            ensure!(
+                wire::counted(&stats, fault) > 0,
+                "nothing was {fault}: {stats}"
+            );
         }
         Ok(())
     }();

@@ -5,6 +5,7 @@
 use anyhow::{ensure, Result};
 
 use super::driver::bind_anew;
+use super::recovery::USERS_TOOK;
 use super::storage::{self, begins_anew, cable_pulled, Load, Transport, PATIENCE};
 use super::VmTest;
 use crate::cluster::Cluster;
@@ -243,7 +244,7 @@ fn client_fatal(cluster: &Cluster) -> Result<()> {
 fn let_go_in_time(vm: &Vm) -> Result<()> {
     let said = vm.sh("dmesg")?;
     let late = said.lines().filter_map(|line| {
-        let time = line.split("users took ").nth(1)?;
+        let time = line.split(USERS_TOOK).nth(1)?;
         time.split_whitespace().next()?.parse::<u64>().ok()
     });
     ensure!(

@@ -99,6 +99,10 @@ pub const REMOVAL: &[VmTest] = &[
     ),
 ];
 
+/// What the driver says of how long its users needed, of a device that was taken away: a number follows. That it says
+/// so is seen by the test of one who does not let go.
+pub(super) const USERS_TOOK: &str = "users took";
+
 /// How often the driver tries, and the longest that takes: `WAITS` of the driver.
 const ATTEMPTS: u64 = 5;
 
@@ -379,7 +383,7 @@ fn held_up(cluster: &Cluster) -> Result<()> {
     checked?;
     ended?;
     wait_active(one)?;
-    one.sh("dmesg | grep -q 'users took .* to let go'")?;
+    one.sh(&format!("dmesg | grep -q '{USERS_TOOK} .* to let go'"))?;
     still_works(cluster)?;
     nothing_left(one)
 }

@@ -53,6 +53,14 @@ pub const SLOW: &[VmTest] = &[
         pending_keys,
     ),
     VmTest::new(
+        "a work request stands still for its key alone; who uses a key whose registration failed or ended is refused",
+        pending_and_failed_keys,
+    ),
+    VmTest::new(
+        "a registration that failed is told of, and is ended or mended like any other",
+        failed_registration,
+    ),
+    VmTest::new(
         "control doorbells come late: what uses a key finds it",
         overtaken_doorbells,
     ),
@@ -135,6 +143,11 @@ fn with_held(
     (what, late): (&str, u32),
     test: impl FnOnce() -> Result<()>,
 ) -> Result<()> {
+    with_rules(cluster, &json!({"cmd": "misbehave", what: late}), test)
+}
+
+/// Runs `test` with devices that do as the rules say.
+fn with_rules(cluster: &Cluster, rules: &Value, test: impl FnOnce() -> Result<()>) -> Result<()> {
     let devices = |rules: &Value| -> Result<()> {
         for vm in &cluster.vms {
             cluster.device_command(vm.index, rules)?;
@@ -145,7 +158,7 @@ fn with_held(
         // The core keeps completion queues of the kernel's users as long as there is the device.
         bind_anew(vm)?;
     }
-    devices(&json!({"cmd": "misbehave", what: late}))?;
+    devices(rules)?;
     let result = test();
     devices(&json!({"cmd": "misbehave"}))?;
     result?;
@@ -155,26 +168,38 @@ fn with_held(
     still_works(cluster)
 }
 
-/// Registers some regions, and says what the kernel tells of them; then waits to be told to end.
+/// Registers some regions, makes windows and a completion queue and queue pair beside them, and says what the kernel
+/// tells of the regions; then waits to be told to end. All but the queues is held back.
 const REGISTER_SOME: &str = r#"
 rm -f /run/registered /run/end
 python3 - <<'END'
 import os, subprocess, time
+from pyverbs.cq import CQ
 from pyverbs.device import Context
-from pyverbs.enums import IBV_ACCESS_LOCAL_WRITE
-from pyverbs.mr import MR
+from pyverbs.enums import *
+from pyverbs.mr import MR, MW
 from pyverbs.pd import PD
+from pyverbs.qp import QP, QPCap, QPInitAttr
 
-with Context(name="ferrite0") as context, PD(context) as pd:
-    regions = [MR(pd, 4096, IBV_ACCESS_LOCAL_WRITE) for _ in range(5)]
+def make_and_destroy_queues():
+    with CQ(context, 16) as cq:
+        with QP(pd, QPInitAttr(qp_type=IBV_QPT_RC, scq=cq, rcq=cq, cap=QPCap(4, 4, 1, 1))):
+            pass
+
+with Context(name="ferrite0") as context, PD(context) as pd, PD(context) as other:
+    regions = [MR(pd, 4096, IBV_ACCESS_LOCAL_WRITE) for _ in range(3)]
+    regions += [MR(pd, 4096, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND) for _ in range(2)]
+    windows = [MW(other, kind) for kind in (IBV_MW_TYPE_1, IBV_MW_TYPE_2)]
+    make_and_destroy_queues()
     shown = subprocess.check_output(["rdma", "-dd", "resource", "show", "mr"], text=True)
     with open("/run/said", "w") as said:
         said.write(shown)
     os.rename("/run/said", "/run/registered")
     while not os.path.exists("/run/end"):
         time.sleep(0.05)
-    for region in regions:
-        region.close()
+    for ends in windows + regions:
+        ends.close()
+    make_and_destroy_queues()
 END
 "#;
 
@@ -190,8 +215,9 @@ fn held(cluster: &Cluster, vm: &Vm, what: &str) -> Result<u64> {
 const HELD: u32 = 240_000;
 const ANSWERED: u32 = 300_000;
 
-/// None of five registrations is done when the last has returned, nor any deregistration when the program
-/// has ended: nobody waited.
+/// None of five registrations, and of windows beside them, is done when the last has returned, nor any deregistration
+/// when the program has ended: nobody waited. Queues that were made and destroyed in between were: commands behind
+/// those on tags overtake them.
 fn keys_at_once(cluster: &Cluster) -> Result<()> {
     let (one, _) = cluster.two()?;
     load_with(one, &format!("command_timeout_ms={ANSWERED}"))?;
@@ -217,16 +243,30 @@ fn keys_at_once(cluster: &Cluster) -> Result<()> {
 /// by the control record, and nobody is refused.
 fn overtaken_doorbells(cluster: &Cluster) -> Result<()> {
     let (one, two) = cluster.two()?;
-    with_held(cluster, ("hold_control", 20), || {
-        super::basics::verbs_check_between(one, two, "data")?;
-        run_sample(one)?;
-        for vm in [one, two] {
-            ensure!(
-                held(cluster, vm, "held_control")? > 0,
-                "no doorbell was held"
-            );
+    let waits = || Ok::<_, Error>(counter(one, "pending_waits")? + counter(two, "pending_waits")?);
+    let mut waited = 0;
+    for late in HELD_BACK {
+        with_held(cluster, ("hold_control", late), || {
+            let before = waits()?;
+            super::basics::verbs_check_between(one, two, "data")?;
+            run_sample(one)?;
+            waited += waits()? - before;
+            for vm in [one, two] {
+                ensure!(
+                    held(cluster, vm, "held_control")? > 0,
+                    "no doorbell was held"
+                );
+            }
+            Ok(())
+        })?;
+        println!("          {late} ms: {waited} uses overtook the doorbell of their key");
+        if waited > 0 {
+            break;
         }
-        Ok(())
+    }
+    ensure!(waited > 0, "nothing overtook a doorbell");
+    with_held(cluster, ("hold_control", HELD_BACK[0]), || {
+        by_itself(cluster, "dereg")
     })
 }
 
@@ -250,12 +290,95 @@ fn pending_keys(cluster: &Cluster) -> Result<()> {
         })?;
         println!("          {late} ms: programs waited {of_programs} times, the kernel's user {of_the_kernel} times");
         if of_programs > 0 && of_the_kernel > 0 {
-            return Ok(());
+            break;
         }
     }
     ensure!(of_programs > 0, "no program waited");
     ensure!(of_the_kernel > 0, "the kernel's user did not wait");
+    if cluster.thorough() {
+        with_held(cluster, ("hold_tags", HELD_BACK[0]), || {
+            by_itself(cluster, "dereg")
+        })?;
+    }
     Ok(())
+}
+
+/// Bytes of regions whose registration is to fail, as `verbs-check run pending` has them.
+const FAIL_LENGTH: u32 = 20480;
+
+/// For how many milliseconds what uses a key is seen to wait: longer than others may take for their messages meanwhile.
+const STALLED: u32 = 2000;
+
+fn pending_and_failed_keys(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    let rules = json!({"cmd": "misbehave", "hold_tags": STALLED, "fail_length": FAIL_LENGTH});
+    with_rules(cluster, &rules, || {
+        super::basics::verbs_check_between(one, two, "pending")?;
+        for vm in [one, two] {
+            ensure!(
+                held(cluster, vm, "failed_tags")? > 0,
+                "no registration failed"
+            );
+        }
+        Ok(())
+    })
+}
+
+/// Registers what cannot be, says what the kernel tells of it then, mends it, and says so again.
+fn register_failing() -> String {
+    format!(
+        r#"
+dmesg -C
+python3 - <<'END'
+import ctypes, mmap, subprocess, time
+from pyverbs.device import Context
+from pyverbs.enums import IBV_ACCESS_LOCAL_WRITE, IBV_REREG_MR_CHANGE_TRANSLATION
+from pyverbs.mr import MR
+from pyverbs.pd import PD
+
+def shown():
+    return subprocess.check_output(["rdma", "-dd", "resource", "show", "mr"], text=True)
+
+memory = mmap.mmap(-1, {FAIL_LENGTH})
+address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+with Context(name="ferrite0") as context, PD(context) as pd:
+    for mends in (False, True):
+        region = MR(pd, {FAIL_LENGTH}, IBV_ACCESS_LOCAL_WRITE, address)
+        for _ in range(600):
+            if "registration pending" not in shown():
+                break
+            time.sleep(0.05)
+        print("before:", shown().replace("
+", " "))
+        if mends:
+            region.rereg(IBV_REREG_MR_CHANGE_TRANSLATION, addr=address, length=4096)
+            print("after:", shown().replace("
+", " "))
+        region.close()
+END
+dmesg"#
+    )
+}
+
+fn failed_registration(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    let rules = json!({"cmd": "misbehave", "fail_length": FAIL_LENGTH});
+    with_rules(cluster, &rules, || {
+        let said = one.sh_in(&register_failing(), PATIENCE)?;
+        let told = |when: &'static str| said.lines().filter(move |line| line.starts_with(when));
+        let failed = |line: &&str| {
+            line.contains("registration failed") && line.contains("registration_errno")
+        };
+        ensure!(
+            told("before:").count() == 2
+                && told("before:").all(|line| failed(&line))
+                && told("after:").count() == 1
+                && !told("after:").any(|line| line.contains("registration"))
+                && said.contains("a registration failed after its key was given out"),
+            "{said}"
+        );
+        Ok(())
+    })
 }
 
 /// Loads and unloads the sample; gives what it said.

@@ -316,16 +316,21 @@ fn connections_with_rxe(cluster: &Cluster) -> Result<()> {
 }
 
 /// Frames that all ports of the fabric lost.
-pub(super) fn lost(stats: &Value) -> u64 {
+fn lost(stats: &Value) -> u64 {
+    counted(stats, "lost")
+}
+
+/// Frames of all ports of the fabric that have met such a fault.
+pub(super) fn counted(stats: &Value, fault: &str) -> u64 {
     match stats {
         Value::Object(fields) => fields
             .iter()
             .map(|(name, value)| match value.as_u64() {
-                Some(number) if name == "lost" => number,
-                _ => lost(value),
+                Some(number) if name == fault => number,
+                _ => counted(value, fault),
             })
             .sum(),
-        Value::Array(entries) => entries.iter().map(lost).sum(),
+        Value::Array(entries) => entries.iter().map(|entry| counted(entry, fault)).sum(),
         _ => 0,
     }
 }

@@ -924,7 +924,7 @@ fn not_asked(bench: &mut Bench) -> Check {
         must_fail(result, libc::EINVAL, &format!("a key for {pieces} pieces"))?;
     }
     let mut unknown = options(bench, LISTS).qp;
-    unknown.direct |= 1 << 2;
+    unknown.direct |= 1 << 3;
     let own = plain.here;
     let result = bench.here.qp(own.pd, own.send_cq, own.recv_cq, &unknown);
     must_fail(
@@ -1442,6 +1442,11 @@ fn refuses(bench: &mut Bench, cause: &Cause, with_message: bool) -> Check {
         inbox(bench, &pair)?;
         bad.work.message = Some((vec![(pair.here.address, 100, pair.here.lkey)], 0));
     }
+    let receive = (pair.here.address, 64, pair.here.lkey);
+    bench
+        .here
+        .post_recv(pair.here.qp.qp, 42, &[receive])
+        .at("ibv_post_recv")?;
     // Whether a completion is asked for or not: there is one.
     bad.work.flags = if with_message { 0 } else { IBV_SEND_SIGNALED };
     bench
@@ -1457,6 +1462,14 @@ fn refuses(bench: &mut Bench, cause: &Cause, with_message: bool) -> Check {
         .at("ibv_post_send")?;
     bad.fails(bench, &pair, bad.work.wr_id, &[41])?;
     flushes(bench, &pair)?;
+    // Of both queues, unlike one that drains.
+    let flushed = bench.status(
+        End::Here,
+        pair.here.recv_cq,
+        IBV_WC_WR_FLUSH_ERR,
+        "a receive of the queue pair",
+    )?;
+    expect!(flushed.wr_id, 42, "wr_id of the receive");
     untouched(bench, &pair)?;
     let received = bench
         .there

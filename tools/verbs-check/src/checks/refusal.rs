@@ -30,6 +30,7 @@ pub mod vendor {
     pub const PIECE_RIGHTS: u32 = 16;
     pub const PIECE_KIND: u32 = 17;
     pub const PIECE_EMPTY: u32 = 18;
+    pub const REGISTRATION_FAILED: u32 = 19;
     pub const QUEUE_PAIR_RIGHT: u32 = 21;
 }
 
