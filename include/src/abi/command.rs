@@ -945,6 +945,8 @@ pub const QP_FLAG_FAST_REGISTER: u16 = 1 << 2;
 /// `CreateQueuePair::flags`: a failed registration drains the send queue instead of failing the
 /// queue pair.
 pub const QP_FLAG_FAST_REGISTER_DRAINS: u16 = 1 << 3;
+/// `CreateQueuePair::flags`: the peer reaches memory through windows only.
+pub const QP_FLAG_WINDOWS_ONLY: u16 = 1 << 4;
 /// `CreateQueuePair::flags`: registrations of lists through the send queue are allowed.
 pub const QP_FLAG_LISTS: u16 = 1 << 5;
 
@@ -1058,6 +1060,8 @@ pub const FEATURE_QP_COUNTERS: u64 = 1 << 30;
 /// Feature: what the device has of an object can be read: `QueryCompletionQueue`, `QueryTag`, and all of
 /// [`QueuePairState`] and [`SrqState`].
 pub const FEATURE_CONTEXTS: u64 = 1 << 31;
+/// Feature: queue pairs whose peers reach memory through windows only, [`QP_FLAG_WINDOWS_ONLY`].
+pub const FEATURE_WINDOWS_ONLY: u64 = 1 << 32;
 
 /// Features that need another: `(feature, needed)`.
 const NEEDS: &[(u64, u64)] = &[
@@ -1066,6 +1070,7 @@ const NEEDS: &[(u64, u64)] = &[
     (FEATURE_RESIZE_SRQ, FEATURE_SRQ),
     (FEATURE_REGISTER_SEND, FEATURE_FAST_REGISTER),
     (FEATURE_TURNS, FEATURE_PENDING_TAGS),
+    (FEATURE_WINDOWS_ONLY, FEATURE_WINDOWS),
 ];
 
 /// Those of `features` whose needs are met by others of them: a device offers no others, and a

@@ -70,6 +70,8 @@ pub const UVERBS_QP_LISTS: u8 = 1 << 0;
 /// `UverbsQpRequest::flags`: a failed registration drains the send queue
 /// ([`super::QP_FLAG_FAST_REGISTER_DRAINS`]).
 pub const UVERBS_QP_REGISTER_DRAINS: u8 = 1 << 1;
+/// `UverbsQpRequest::flags`: the peer reaches memory through windows only ([`super::QP_FLAG_WINDOWS_ONLY`]).
+pub const UVERBS_QP_WINDOWS_ONLY: u8 = 1 << 2;
 /// `UverbsMrRequest::kind`: a key for lists ([`super::TagKind::List`]).
 pub const UVERBS_MR_LIST: u32 = 1;
 /// `UverbsMrRequest::kind`: one more region of the pinned memory of another region, with rights and in

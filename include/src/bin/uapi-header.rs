@@ -78,6 +78,10 @@ fn header() -> String {
             "QP_REGISTER_DRAINS",
             ferrite_abi::UVERBS_QP_REGISTER_DRAINS.into(),
         ),
+        (
+            "QP_WINDOWS_ONLY",
+            ferrite_abi::UVERBS_QP_WINDOWS_ONLY.into(),
+        ),
         ("MR_LIST", ferrite_abi::UVERBS_MR_LIST),
         ("MR_SHARED", ferrite_abi::UVERBS_MR_SHARED),
     ] {

@@ -1161,7 +1161,11 @@ mod tests {
             let access = ACCESS_LOCAL_WRITE | ACCESS_REMOTE | ACCESS_WINDOW_BIND;
             let region = node.register(0x101, 1, access, 4096);
             let shared = node.register(0x201, 1, access, 4096);
-            let holder = Holder { pd: 1, qpn: QPN };
+            let holder = Holder {
+                pd: 1,
+                qpn: QPN,
+                windows_only: false,
+            };
             let windows = bind_windows(&mut node, &shared, holder);
             let usable = |node: &Node, window: Tag| {
                 let tpt = &node.engine.core.tpt;

@@ -98,6 +98,7 @@ impl QueuePair {
         Holder {
             pd: self.pd,
             qpn: self.number,
+            windows_only: self.flags & QP_FLAG_WINDOWS_ONLY != 0,
         }
     }
 
@@ -366,6 +367,7 @@ pub(crate) fn create(
         | QP_FLAG_SRQ
         | QP_FLAG_FAST_REGISTER
         | QP_FLAG_FAST_REGISTER_DRAINS
+        | QP_FLAG_WINDOWS_ONLY
         | QP_FLAG_LISTS;
     if command.flags & !known != 0 {
         return Err(CommandStatus::BadParameter);
@@ -387,6 +389,9 @@ pub(crate) fn create(
     }
     if command.flags & QP_FLAG_LISTS != 0 {
         needed |= FEATURE_LISTS;
+    }
+    if command.flags & QP_FLAG_WINDOWS_ONLY != 0 {
+        needed |= FEATURE_WINDOWS_ONLY;
     }
     let drains = command.flags & QP_FLAG_FAST_REGISTER_DRAINS != 0;
     let registers = core.features & (FEATURE_FAST_REGISTER | FEATURE_LISTS) != 0;

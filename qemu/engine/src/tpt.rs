@@ -37,7 +37,7 @@ pub enum TptError {
     /// The entry is not valid (not registered yet, or invalidated).
     NotValid,
     /// The entry is of the wrong kind: a window for local access, or for a peer a region or list without any
-    /// remote right.
+    /// remote right, or on a queue pair that lets in windows only.
     WrongKind,
     /// The window is bound to another queue pair.
     WrongQueuePair,
@@ -278,6 +278,8 @@ pub struct Holder {
     pub pd: u32,
     /// Its number: a type 2 window belongs to one.
     pub qpn: u32,
+    /// Its peer is let in through windows only.
+    pub windows_only: bool,
 }
 
 /// What a window is bound to.
@@ -1226,7 +1228,7 @@ impl Tpt {
         &self,
         tag: Tag,
         pd: u32,
-        peer_of: Option<u32>,
+        peer_of: Option<Holder>,
         address: u64,
         length: u64,
         needed: u32,
@@ -1237,7 +1239,7 @@ impl Tpt {
         match target.ok_or_else(|| self.not_valid(tag))? {
             Target::Window(binding) => {
                 let peer_of = peer_of.ok_or(TptError::WrongKind)?;
-                if binding.qpn.is_some_and(|qpn| qpn != peer_of) {
+                if binding.qpn.is_some_and(|qpn| qpn != peer_of.qpn) {
                     return Err(TptError::WrongQueuePair);
                 }
                 first = binding.offset;
@@ -1247,7 +1249,8 @@ impl Tpt {
                     self.check_pieces(entry)?;
                 }
                 let rights = ACCESS_REMOTE | ACCESS_FLUSH_GLOBAL;
-                if peer_of.is_some() && entry.access & rights == 0 {
+                let is_let_in = |peer: Holder| !peer.windows_only && entry.access & rights != 0;
+                if !peer_of.is_none_or(is_let_in) {
                     return Err(TptError::WrongKind);
                 }
             }
@@ -1325,8 +1328,7 @@ impl Tpt {
             RemoteAccess::Read => ACCESS_REMOTE_READ,
             RemoteAccess::Atomic => ACCESS_REMOTE_ATOMIC,
         };
-        let Holder { pd, qpn } = holder;
-        self.check(Tag(rkey), pd, Some(qpn), address, length, needed)
+        self.check(Tag(rkey), holder.pd, Some(holder), address, length, needed)
     }
 
     /// Checks a flush that the peer of the queue pair `holder` asks for: of a range, given by
@@ -1340,7 +1342,6 @@ impl Tpt {
         if rkey == TAG_ALL_MEMORY {
             return Err(TptError::NotPrivileged);
         }
-        let Holder { pd, qpn } = holder;
         let (address, length) = match range {
             Some(range) => range,
             None => {
@@ -1350,7 +1351,7 @@ impl Tpt {
             }
         };
         let needed = ACCESS_FLUSH_GLOBAL;
-        self.check(Tag(rkey), pd, Some(qpn), address, length, needed)?;
+        self.check(Tag(rkey), holder.pd, Some(holder), address, length, needed)?;
         Ok(())
     }
 
@@ -1848,7 +1849,11 @@ mod tests {
         pd: PD,
         privileged: false,
     };
-    const HOLDER: Holder = Holder { pd: PD, qpn: 2 };
+    const HOLDER: Holder = Holder {
+        pd: PD,
+        qpn: 2,
+        windows_only: false,
+    };
     const ADDRESS: u64 = 0x7000_0000;
     const LENGTH: u64 = 8192;
     const TAG: Tag = Tag::new(3, 9);
@@ -2253,7 +2258,7 @@ mod tests {
     }
 
     fn remote(tpt: &Tpt, tag: Tag, address: u64, length: u64, qpn: u32) -> Result<Span, TptError> {
-        let holder = Holder { pd: PD, qpn };
+        let holder = Holder { qpn, ..HOLDER };
         tpt.check_remote(tag.0, address, length, holder, RemoteAccess::Write)
     }
 
@@ -2285,7 +2290,7 @@ mod tests {
             remote(&tpt, WINDOW, ADDRESS + 100, 1, 2),
             Err(TptError::WrongInstance)
         );
-        let foreign = Holder { pd: 8, qpn: 2 };
+        let foreign = Holder { pd: 8, ..HOLDER };
         let write = RemoteAccess::Write;
         assert_eq!(
             tpt.check_remote(bound.0, ADDRESS + 100, 1, foreign, write),
@@ -2456,7 +2461,7 @@ mod tests {
         for (part, error) in cases {
             assert_eq!(tpt.bind(&part, HOLDER), Err(error), "{part:?}");
         }
-        let other = Holder { pd: 8, qpn: 2 };
+        let other = Holder { pd: 8, ..HOLDER };
         assert_eq!(tpt.bind(&good, other), Err(TptError::WrongDomain));
         // A region that may not be written to may be read through a window.
         let part = BindPart {
@@ -2542,7 +2547,7 @@ mod tests {
     fn a_type_2_window_belongs_to_its_queue_pair() {
         let mut tpt = with_window(TagKind::Window2B);
         let bound = Tag::new(5, 2);
-        let other = Holder { pd: PD, qpn: 3 };
+        let other = Holder { qpn: 3, ..HOLDER };
         let nothing = BindPart {
             length: 0,
             ..bind_part(1)
@@ -3485,7 +3490,10 @@ mod tests {
         let old = Tag::new(7, 0);
         assert_eq!(check(&tpt, old, DOMAIN), Err(TptError::WrongInstance));
         assert_eq!(tpt.invalidate(old.0, HOLDER), Err(TptError::WrongInstance));
-        let other_domain = Holder { pd: PD + 1, qpn: 2 };
+        let other_domain = Holder {
+            pd: PD + 1,
+            ..HOLDER
+        };
         assert_eq!(
             tpt.invalidate(LIST.0, other_domain),
             Err(TptError::WrongDomain)
@@ -3769,8 +3777,8 @@ mod tests {
         for _ in 0..50_000 {
             let tag = Tag::new(1 + random(6) as u32, random(2) as u8);
             let holder = Holder {
-                pd: PD,
                 qpn: random(3) as u32,
+                ..HOLDER
             };
             let operation = random(9) as usize;
             let succeeded = match operation {

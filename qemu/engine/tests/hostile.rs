@@ -359,6 +359,7 @@ impl Hostile {
             transport: Transport::RoceV2.number(),
             flags: (self.random.below(16) as u16 & !QP_FLAG_SRQ)
                 | self.random.pick(&[0, QP_FLAG_LISTS, QP_FLAG_LISTS])
+                | self.random.pick(&[0, 0, 0, QP_FLAG_WINDOWS_ONLY])
                 | if shared { QP_FLAG_SRQ } else { 0 },
             sq_log_blocks: 6,
             rq_log_entries: 5,

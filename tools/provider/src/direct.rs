@@ -4,10 +4,11 @@
 use core::ffi::c_int;
 
 use ferrite_abi::{
-    FEATURE_LISTS, UVERBS_CQ_MOVE, UVERBS_CQ_MOVE_HANDLE, UVERBS_CQ_MOVE_VECTOR, UVERBS_CQ_QUERY,
-    UVERBS_CQ_QUERY_HANDLE, UVERBS_CQ_QUERY_VECTOR, UVERBS_QP_LISTS, UVERBS_QP_REGISTER_DRAINS,
-    UVERBS_VECTOR_MODIFY, UVERBS_VECTOR_MODIFY_PRIORITY, UVERBS_VECTOR_MODIFY_VECTOR,
-    UVERBS_VECTOR_QUERY, UVERBS_VECTOR_QUERY_PRIORITY, UVERBS_VECTOR_QUERY_VECTOR,
+    FEATURE_LISTS, FEATURE_WINDOWS_ONLY, UVERBS_CQ_MOVE, UVERBS_CQ_MOVE_HANDLE,
+    UVERBS_CQ_MOVE_VECTOR, UVERBS_CQ_QUERY, UVERBS_CQ_QUERY_HANDLE, UVERBS_CQ_QUERY_VECTOR,
+    UVERBS_QP_LISTS, UVERBS_QP_REGISTER_DRAINS, UVERBS_QP_WINDOWS_ONLY, UVERBS_VECTOR_MODIFY,
+    UVERBS_VECTOR_MODIFY_PRIORITY, UVERBS_VECTOR_MODIFY_VECTOR, UVERBS_VECTOR_QUERY,
+    UVERBS_VECTOR_QUERY_PRIORITY, UVERBS_VECTOR_QUERY_VECTOR,
 };
 
 use crate::context::Context;
@@ -25,6 +26,8 @@ pub const FERRITEDV_ACCESS_ONE_TOUCH: u32 = 1 << 30;
 pub const FERRITEDV_QP_LISTS: u32 = 1 << 0;
 /// A registration that fails drains the send queue.
 pub const FERRITEDV_QP_REGISTER_DRAINS: u32 = 1 << 1;
+/// The peer reaches memory through windows only.
+pub const FERRITEDV_QP_WINDOWS_ONLY: u32 = 1 << 2;
 
 /// Has the kernel carry out a command; an errno value, or 0.
 ///
@@ -95,26 +98,39 @@ pub unsafe extern "C" fn ferritedv_create_qp(
 
 /// What the driver calls what a queue pair is to be able to do.
 fn qp_flags(more: &QpInitAttr, qp_type: ibv_qp_type, features: u64) -> Result<u8, c_int> {
-    let known = FERRITEDV_QP_LISTS | FERRITEDV_QP_REGISTER_DRAINS;
+    // All that is registered through the send queues of programs is lists.
+    let each = [
+        (FERRITEDV_QP_LISTS, UVERBS_QP_LISTS, FEATURE_LISTS),
+        (
+            FERRITEDV_QP_REGISTER_DRAINS,
+            UVERBS_QP_REGISTER_DRAINS,
+            FEATURE_LISTS,
+        ),
+        (
+            FERRITEDV_QP_WINDOWS_ONLY,
+            UVERBS_QP_WINDOWS_ONLY,
+            FEATURE_WINDOWS_ONLY,
+        ),
+    ];
+    let known = each.iter().fold(0, |known, (flag, ..)| known | flag);
     if more.comp_mask != 0 || more.reserved != 0 || more.flags & !known != 0 {
         return Err(libc::EINVAL);
     }
-    if more.flags == 0 {
-        return Ok(0);
-    }
-    // All that is registered through the send queues of programs is lists.
-    if features & FEATURE_LISTS == 0 {
-        return Err(libc::EOPNOTSUPP);
-    }
-    if !matches!(qp_type, IBV_QPT_RC | IBV_QPT_UC | IBV_QPT_XRC_SEND) {
-        return Err(libc::EINVAL);
-    }
     let mut flags = 0;
-    if more.flags & FERRITEDV_QP_LISTS != 0 {
-        flags |= UVERBS_QP_LISTS;
+    for (_, flag, feature) in each.iter().filter(|(flag, ..)| more.flags & flag != 0) {
+        if features & feature == 0 {
+            return Err(libc::EOPNOTSUPP);
+        }
+        flags |= flag;
     }
-    if more.flags & FERRITEDV_QP_REGISTER_DRAINS != 0 {
-        flags |= UVERBS_QP_REGISTER_DRAINS;
+    let possible = match qp_type {
+        IBV_QPT_RC | IBV_QPT_UC => true,
+        // Its peer asks for nothing.
+        IBV_QPT_XRC_SEND => flags & UVERBS_QP_WINDOWS_ONLY == 0,
+        _ => flags == 0,
+    };
+    if !possible {
+        return Err(libc::EINVAL);
     }
     Ok(flags)
 }
@@ -313,7 +329,20 @@ mod tests {
             assert_eq!(without, Err(libc::EOPNOTSUPP));
         }
         assert_eq!(of(0, IBV_QPT_RC, 0), Ok(0));
-        assert_eq!(of(1 << 2, IBV_QPT_RC, FEATURE_LISTS), Err(libc::EINVAL));
+        assert_eq!(of(1 << 3, IBV_QPT_RC, !0), Err(libc::EINVAL));
+        let windows = FERRITEDV_QP_WINDOWS_ONLY;
+        for qp_type in [IBV_QPT_RC, IBV_QPT_UC] {
+            let only = of(windows, qp_type, FEATURE_WINDOWS_ONLY);
+            assert_eq!(only, Ok(UVERBS_QP_WINDOWS_ONLY));
+            assert_eq!(
+                of(windows | lists | drains, qp_type, !0),
+                Ok(both | UVERBS_QP_WINDOWS_ONLY)
+            );
+            assert_eq!(of(windows, qp_type, FEATURE_LISTS), Err(libc::EOPNOTSUPP));
+        }
+        for qp_type in [IBV_QPT_XRC_SEND, IBV_QPT_UD, IBV_QPT_XRC_RECV] {
+            assert_eq!(of(windows, qp_type, !0), Err(libc::EINVAL));
+        }
         for later in [
             QpInitAttr {
                 comp_mask: 1,
@@ -380,6 +409,7 @@ mod tests {
             ("FERRITEDV_ACCESS_ONE_TOUCH", FERRITEDV_ACCESS_ONE_TOUCH),
             ("FERRITEDV_QP_LISTS", FERRITEDV_QP_LISTS),
             ("FERRITEDV_QP_REGISTER_DRAINS", FERRITEDV_QP_REGISTER_DRAINS),
+            ("FERRITEDV_QP_WINDOWS_ONLY", FERRITEDV_QP_WINDOWS_ONLY),
         ] {
             let line = format!("#define {name} (1U << {})\n", value.trailing_zeros());
             assert!(header.contains(&line), "{line}");

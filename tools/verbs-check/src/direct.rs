@@ -11,6 +11,8 @@ use crate::verbs::{check, last_errno, not_null, Entry, Errno};
 pub const LISTS: u32 = 1 << 0;
 /// `FERRITEDV_QP_REGISTER_DRAINS`.
 pub const DRAINS: u32 = 1 << 1;
+/// `FERRITEDV_QP_WINDOWS_ONLY`.
+pub const WINDOWS_ONLY: u32 = 1 << 2;
 /// `FERRITEDV_ACCESS_ONE_TOUCH`.
 pub const ONE_TOUCH: u32 = 1 << 30;
 /// `FERRITEDV_MAX_PIECES`.

@@ -87,6 +87,7 @@ const WANTED_FEATURES: u64 = abi::FEATURE_SRQ
     | abi::FEATURE_TURNS
     | abi::FEATURE_QP_COUNTERS
     | abi::FEATURE_CONTEXTS
+    | abi::FEATURE_WINDOWS_ONLY
     | if rdma::ON_DEMAND_AVAILABLE && PAGE_SHIFT == abi::ON_DEMAND_PAGE_SHIFT as usize {
         abi::FEATURE_ON_DEMAND
     } else {

@@ -70,7 +70,7 @@ const NEEDS: [(u64, u64); 5] = [
 ];
 
 /// The features that there are.
-const FEATURES: [u64; 26] = [
+const FEATURES: [u64; 27] = [
     FEATURE_SRQ,
     FEATURE_ATOMICS,
     FEATURE_WINDOWS,
@@ -97,6 +97,7 @@ const FEATURES: [u64; 26] = [
     FEATURE_TURNS,
     FEATURE_QP_COUNTERS,
     FEATURE_CONTEXTS,
+    FEATURE_WINDOWS_ONLY,
 ];
 
 fn magic(host: &mut Host) -> Outcome {
@@ -685,6 +686,7 @@ fn commands_without_their_feature(host: &mut Host) -> Outcome {
         QP_FLAG_FAST_REGISTER,
         QP_FLAG_FAST_REGISTER_DRAINS,
         QP_FLAG_LISTS,
+        QP_FLAG_WINDOWS_ONLY,
     ] {
         let mut command = host.qp_command(Service::Rc, &cq);
         command.flags = flags;

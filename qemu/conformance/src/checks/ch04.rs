@@ -145,6 +145,7 @@ checks! {
     "DEV-4-90" => used_up_entries,
     "DEV-4-91" => shared_tables,
     "DEV-4-121" => touched_through_a_window,
+    "DEV-4-122" => windows_only,
 }
 
 /// A peer writes all over a region that lies in scattered pages; the bytes are where they should be.
@@ -521,6 +522,56 @@ fn remote_kinds(host: &mut Host) -> Outcome {
         ends(host, &write8(region.address, window), RemoteAccess)?;
     }
     Ok(())
+}
+
+/// What is let in on another queue pair is refused there, unless it is a window.
+fn windows_only(host: &mut Host) -> Outcome {
+    host.start_needing(FEATURE_WINDOWS | FEATURE_WINDOWS_ONLY)?;
+    let rights = ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ | ACCESS_WINDOW_BIND;
+    let local = host.region(ACCESS_LOCAL_WRITE, PAGE)?;
+    let region = host.region(rights, PAGE)?;
+    ends(host, &write8(region.address, region.tag), Success)?;
+    for kind in [TagKind::Window1, TagKind::Window2B] {
+        let window = allocate(host, kind)?;
+        let mut pair = Pair::flagged(host, QP_FLAG_WINDOWS_ONLY)?;
+        let part = bind(window, &region, ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ);
+        let index = host.post(&mut pair.b, &bind_work(&part))?;
+        host.completes(&mut pair.cq, (pair.b.qpn, index), Success)?;
+        pair.ends(host, &write8(region.address, part.new_window), Success)?;
+        let read = read8(&local, region.address, part.new_window);
+        pair.ends(host, &read, Success)?;
+        // Of no length, and of nobody's memory.
+        let nothing = Work::remote(SendOpcode::Write, &[], NOWHERE, region.tag);
+        pair.ends(host, &nothing, Success)?;
+        pair.ends(host, &write8(region.address, region.tag), RemoteAccess)?;
+    }
+    let mut pair = Pair::flagged(host, QP_FLAG_WINDOWS_ONLY)?;
+    let read = read8(&local, region.address, region.tag);
+    pair.ends(host, &read, RemoteAccess)?;
+    if host.features & FEATURE_LISTS != 0 {
+        let (mut pair, tag) = listed(host, &region, QP_FLAG_LISTS)?;
+        pair.ends(host, &write8(region.address, tag), Success)?;
+        let (mut pair, tag) = listed(host, &region, QP_FLAG_LISTS | QP_FLAG_WINDOWS_ONLY)?;
+        pair.ends(host, &write8(region.address, tag), RemoteAccess)?;
+    }
+    Ok(())
+}
+
+/// A pair, at one end of which all of a region was registered as a list, under the same addresses.
+fn listed(host: &mut Host, region: &Region, flags: u16) -> Outcome<(Pair, u32)> {
+    let mut pair = Pair::flagged(host, flags)?;
+    let list = List {
+        part: ListPart {
+            tag: allocate(host, TagKind::List)?,
+            access: ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE,
+            address: region.address,
+            ..ListPart::zeroed()
+        },
+        pieces: vec![region.sge(0, PAGE as u32)],
+    };
+    let index = host.post(&mut pair.b, &list.work(SendOpcode::RegisterList))?;
+    host.completes(&mut pair.cq, (pair.b.qpn, index), Success)?;
+    Ok((pair, list.part.tag))
 }
 
 fn remote_domain(host: &mut Host) -> Outcome {

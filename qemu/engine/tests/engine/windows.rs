@@ -5,6 +5,7 @@
 use crate::wire::*;
 use ferrite_abi::*;
 use ferrite_engine::testing::{Node, QpOptions, Region, SendWork};
+use ferrite_engine::FEATURES;
 use CompletionStatus::{Flushed, LocalProtection, RemoteAccess, Success, WindowBind};
 
 const BINDABLE: u32 = ACCESS_LOCAL_WRITE | ACCESS_WINDOW_BIND;
@@ -375,4 +376,154 @@ fn a_write_under_way_ends_with_the_window() {
     let got = bench.pair.b.contents(&bench.to, 1000, 8192);
     assert_eq!(got[..3072], bench.data[..3072]);
     assert!(got[3072..].iter().all(|&byte| byte == 0));
+}
+
+/// On such a queue pair a peer is let in through windows, and through nothing else, whatever it allows: not through
+/// regions and lists, which others of the domain let in.
+#[test]
+fn a_queue_pair_may_let_in_windows_only() {
+    const LIST: Tag = Tag::new(0x41, 7);
+    let rights = ACCESS_LOCAL_WRITE | ACCESS_REMOTE | ACCESS_FLUSH_GLOBAL | ACCESS_WINDOW_BIND;
+    let atomic = |address, rkey| AtomicPart {
+        address,
+        rkey,
+        operand: 1,
+        ..AtomicPart::zeroed()
+    };
+    let flush = |address, rkey| {
+        SendWork::new(SendOpcode::Flush, &[]).part(&FlushPart {
+            address,
+            rkey,
+            length: 8,
+            placement: FLUSH_GLOBAL,
+            selectivity: FLUSH_RANGE,
+            reserved: 0,
+        })
+    };
+    for windows_only in [false, true] {
+        for kind in [
+            TagKind::Region,
+            TagKind::List,
+            TagKind::Window1,
+            TagKind::Window2B,
+        ] {
+            for opcode in [
+                SendOpcode::Write,
+                SendOpcode::Read,
+                SendOpcode::FetchAdd,
+                SendOpcode::AtomicWrite,
+                SendOpcode::Flush,
+            ] {
+                let flags = QP_FLAG_LISTS
+                    | if windows_only {
+                        QP_FLAG_WINDOWS_ONLY
+                    } else {
+                        0
+                    };
+                let mut pair = Pair::new(Setup {
+                    flags,
+                    ..Setup::default()
+                });
+                pair.b.execute(&ModifyQueuePair {
+                    qpn: QPN_B,
+                    mask: MODIFY_STATE | MODIFY_ACCESS,
+                    state: QueuePairStateCode::Rts.number(),
+                    access: ACCESS_REMOTE | ACCESS_FLUSH_GLOBAL,
+                    ..ModifyQueuePair::zeroed()
+                });
+                let from = pair.a.register(0x101, PD, ALL, 4096);
+                let region = pair.b.register(0x201, PD, rights, 4096);
+                let rkey = match kind {
+                    TagKind::Region => region.tag,
+                    TagKind::List => {
+                        let allocated = AllocateTag {
+                            tag: LIST.0,
+                            pd: PD,
+                            kind: kind.number(),
+                            reserved: [0; 3],
+                            max_pages: 1,
+                        };
+                        pair.b.execute(&allocated);
+                        let part = ListPart {
+                            tag: LIST.0,
+                            access: rights & !ACCESS_WINDOW_BIND,
+                            address: region.address,
+                            pieces: 1,
+                            ..ListPart::zeroed()
+                        };
+                        let pieces = [region.sge(0, 4096)];
+                        let register = SendWork::new(SendOpcode::RegisterList, &pieces).part(&part);
+                        pair.b.post_send(QPN_B, &register);
+                        LIST.0
+                    }
+                    _ => {
+                        assert_eq!(allocate(&mut pair.b, WINDOW, kind), CommandStatus::Ok);
+                        let bound = Tag::new(WINDOW.index(), 2).0;
+                        let part = BindPart {
+                            window: WINDOW.0,
+                            new_window: bound,
+                            region: region.tag,
+                            access: ACCESS_REMOTE,
+                            address: region.address,
+                            length: 4096,
+                            ..BindPart::zeroed()
+                        };
+                        let bind = SendWork::new(SendOpcode::Bind, &[]).part(&part);
+                        pair.b.post_send(QPN_B, &bind);
+                        bound
+                    }
+                };
+                pair.exchange();
+                let made = statuses(&pair.completions_b());
+                assert!(made.iter().all(|status| *status == Success), "{made:?}");
+                let work = match opcode {
+                    SendOpcode::FetchAdd => {
+                        SendWork::new(opcode, &[from.sge(0, 8)]).part(&atomic(region.address, rkey))
+                    }
+                    SendOpcode::Flush => flush(region.address, rkey),
+                    SendOpcode::AtomicWrite => SendWork::new(opcode, &[])
+                        .remote(region.address, rkey)
+                        .inline(&[7; 8]),
+                    _ => SendWork::new(opcode, &[from.sge(0, 8)]).remote(region.address, rkey),
+                };
+                pair.a.post_send(QPN_A, &work);
+                pair.exchange();
+                let is_window = matches!(kind, TagKind::Window1 | TagKind::Window2B);
+                // Windows give no right to flush.
+                let is_let_in = match opcode {
+                    SendOpcode::Flush => !is_window && !windows_only,
+                    _ => is_window || !windows_only,
+                };
+                let status = if is_let_in { Success } else { RemoteAccess };
+                assert_eq!(
+                    statuses(&pair.completions_a()),
+                    [status],
+                    "{opcode:?} by {kind:?}, windows only: {windows_only}"
+                );
+                let told = pair.b.events(EQ_ASYNC);
+                let told: Vec<_> = told.iter().map(|event| event.param0).collect();
+                match (is_let_in, is_window) {
+                    (true, _) => assert_eq!(told, [0; 0]),
+                    (false, false) => assert_eq!(told, [3]),
+                    (false, true) => assert_eq!(told, [7]),
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_driver_that_did_not_agree_has_no_queue_pair_for_windows_only() {
+    for (features, status) in [
+        (FEATURES, CommandStatus::Ok),
+        (FEATURES & !FEATURE_WINDOWS_ONLY, CommandStatus::Unsupported),
+    ] {
+        let mut node = Node::with_features(1, features);
+        let command = node.qp_template(QpOptions {
+            flags: QP_FLAG_WINDOWS_ONLY,
+            ..QpOptions::default()
+        });
+        let made = node.command(CommandOpcode::CreateQueuePair, &command);
+        assert_eq!(made, status);
+    }
 }

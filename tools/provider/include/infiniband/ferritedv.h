@@ -180,6 +180,13 @@ struct ibv_mr *ferritedv_reg_shared_mr(struct ibv_pd *pd, struct ibv_mr *mr,
  * Of no effect on work requests that fail in other ways.
  */
 #define FERRITEDV_QP_REGISTER_DRAINS (1U << 1)
+/*
+ * The peer reaches memory through bound windows only. What it reads, writes or
+ * changes by the rkey of a region or a list is refused as without the right,
+ * whatever rights that has, so that memory which others may reach is shown to
+ * this peer piece by piece, and taken back at once. IBV_QPT_RC and IBV_QPT_UC.
+ */
+#define FERRITEDV_QP_WINDOWS_ONLY (1U << 2)
 
 struct ferritedv_qp_init_attr {
 	uint64_t comp_mask;	/* 0 */
@@ -195,8 +202,9 @@ struct ferritedv_qp_init_attr {
  *
  * Returns NULL and sets errno, as ibv_create_qp_ex() does; EOPNOTSUPP where
  * the context is of another provider, or the device or the kernel's driver has
- * no lists, EINVAL with any flag for another type than IBV_QPT_RC, IBV_QPT_UC
- * and IBV_QPT_XRC_SEND.
+ * not what a flag asks for, EINVAL with any flag for another type than
+ * IBV_QPT_RC, IBV_QPT_UC and, but for FERRITEDV_QP_WINDOWS_ONLY,
+ * IBV_QPT_XRC_SEND.
  */
 struct ibv_qp *ferritedv_create_qp(struct ibv_context *context,
 				   struct ibv_qp_init_attr_ex *attr,

@@ -8,6 +8,7 @@ use super::refusal::{
     run_beside, second, untouched, vendor, work, wrong,
 };
 use crate::bench::{At, Bench, End, Pair, PairEnd, PairOptions, ALL_ACCESS, ATOMIC_ACCESS};
+use crate::direct::WINDOWS_ONLY;
 use crate::expect;
 use crate::report::{Check, Outcome, Report};
 use crate::sys::*;
@@ -128,6 +129,10 @@ pub fn run(bench: &mut Bench, report: &mut Report) {
             not_writable_window,
         ),
         ("a queue pair without the right", queue_pair),
+        (
+            "remote b: a region where only windows are let in",
+            windows_only,
+        ),
         ("a key is not given out again at once", keys),
     ] {
         checks.push((name.to_owned(), Box::new(body)));
@@ -516,6 +521,59 @@ fn queue_pair(bench: &mut Bench) -> Check {
         let mut bad = work(&pair, operation.opcode(), operation.length());
         bad.operands = (1, 0);
         refused_for(bench, &pair, &bad, vendor::QUEUE_PAIR_RIGHT)
+    })
+}
+
+/// On a queue pair that lets in windows only, the peer is refused what others of the domain let in, and uses windows as
+/// it does on others.
+fn windows_only(bench: &mut Bench) -> Check {
+    if !(bench.hello_here.ferrite && bench.hello_there.ferrite) {
+        return Err(Outcome::Skipped("not of both devices".into()));
+    }
+    let mut only = options(bench);
+    only.qp.direct = WINDOWS_ONLY;
+    each(bench, REMOTELY, |bench, operation| {
+        let pair = bench.pair(&only)?;
+        let asked = |address: u64, key: u32| {
+            let mut asked = work(&pair, operation.opcode(), operation.length());
+            asked.operands = (1, 0);
+            (asked.remote_address, asked.rkey) = (inside(address), key);
+            asked
+        };
+        let access = remote_rights(bench);
+        let (key, first) = bound(bench, &pair.there, End::There, access)?;
+        bench
+            .here
+            .post_send(pair.here.qp.qp, &asked(first, key))
+            .at("ibv_post_send")?;
+        bench.status(
+            End::Here,
+            pair.here.send_cq,
+            IBV_WC_SUCCESS,
+            "what goes through a window",
+        )?;
+        let (address, key) = (pair.there.address, pair.there.rkey);
+        // It has every right, as far as it goes.
+        let plain = options(bench);
+        let other = second(bench, &pair, &plain)?;
+        let mut open = asked(address, key);
+        open.wr_id = 79;
+        bench
+            .here
+            .post_send(other.here.qp.qp, &open)
+            .at("ibv_post_send")?;
+        bench.status(
+            End::Here,
+            other.here.send_cq,
+            IBV_WC_SUCCESS,
+            "the same on another queue pair",
+        )?;
+        bench.here.destroy(other.here.qp.qp).at("ibv_destroy_qp")?;
+        bench
+            .there
+            .destroy(other.there.qp.qp)
+            .at("ibv_destroy_qp")?;
+        refused_for(bench, &pair, &asked(address, key), vendor::WRONG_KIND)
     })
 }
 

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use ferrite_abi::{
     Plain, QueuePairRecord, UverbsMrRequest, UverbsQpRequest, MAX_PIECES, UVERBS_MR_LIST,
-    UVERBS_MR_SHARED, UVERBS_QP_LISTS, UVERBS_QP_REGISTER_DRAINS,
+    UVERBS_MR_SHARED, UVERBS_QP_LISTS, UVERBS_QP_REGISTER_DRAINS, UVERBS_QP_WINDOWS_ONLY,
 };
 
 use super::objects::{each_on_its_own, errno, Rig, LENGTH, PATIENCE};
@@ -242,7 +242,7 @@ fn qp_lengths(rig: &Rig) -> Check {
 
 fn qp_fields(rig: &Rig) -> Check {
     let (_buffer, made, good) = good_qp(rig)?;
-    const KNOWN: u8 = UVERBS_QP_LISTS | UVERBS_QP_REGISTER_DRAINS;
+    const KNOWN: u8 = UVERBS_QP_LISTS | UVERBS_QP_REGISTER_DRAINS | UVERBS_QP_WINDOWS_ONLY;
     for flags in 0..=u8::MAX {
         let request = UverbsQpRequest { flags, ..good };
         let expected = if flags & !KNOWN == 0 { 0 } else { libc::EINVAL };
@@ -274,6 +274,7 @@ fn qp_services(rig: &Rig) -> Check {
             UVERBS_QP_LISTS,
             UVERBS_QP_REGISTER_DRAINS,
             UVERBS_QP_LISTS | UVERBS_QP_REGISTER_DRAINS,
+            UVERBS_QP_WINDOWS_ONLY,
         ] {
             let request = UverbsQpRequest { flags, ..good };
             let possible = has_lists || flags == 0;

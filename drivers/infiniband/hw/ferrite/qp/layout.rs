@@ -42,6 +42,8 @@ pub(super) struct Abilities {
     pub(super) register_send: bool,
     /// Lists of pieces of regions are registered.
     lists: bool,
+    /// The peer reaches memory through windows only. Consumers in the kernel have no windows.
+    windows_only: bool,
 }
 
 impl Abilities {
@@ -54,6 +56,7 @@ impl Abilities {
             drains: flags.contains(QpCreateFlags::REGISTER_DRAINS),
             register_send: flags.contains(QpCreateFlags::REGISTER_SEND),
             lists: false,
+            windows_only: false,
         };
         let mut needed = 0;
         if asked.drains {
@@ -68,19 +71,27 @@ impl Abilities {
         asked.checked(service)
     }
 
-    /// What a process asks: registrations that name memory by key only.
+    /// What a process asks: registrations that name memory by key only, and peers that are let in by fewer.
     pub(super) fn of_process(flags: u8, service: Service, features: u64) -> Result<Self> {
-        const KNOWN: u8 = abi::UVERBS_QP_LISTS | abi::UVERBS_QP_REGISTER_DRAINS;
-        if flags & !KNOWN != 0 {
+        const REGISTERING: u8 = abi::UVERBS_QP_LISTS | abi::UVERBS_QP_REGISTER_DRAINS;
+        if flags & !(REGISTERING | abi::UVERBS_QP_WINDOWS_ONLY) != 0 {
             return Err(EINVAL);
         }
-        if flags != 0 && features & abi::FEATURE_LISTS == 0 {
+        let mut needed = 0;
+        if flags & REGISTERING != 0 {
+            needed |= abi::FEATURE_LISTS;
+        }
+        if flags & abi::UVERBS_QP_WINDOWS_ONLY != 0 {
+            needed |= abi::FEATURE_WINDOWS_ONLY;
+        }
+        if features & needed != needed {
             return Err(errno::eopnotsupp());
         }
         let asked = Self {
             drains: flags & abi::UVERBS_QP_REGISTER_DRAINS != 0,
             register_send: false,
             lists: flags & abi::UVERBS_QP_LISTS != 0,
+            windows_only: flags & abi::UVERBS_QP_WINDOWS_ONLY != 0,
         };
         asked.checked(service)
     }
@@ -88,7 +99,9 @@ impl Abilities {
     /// Checks that the service has what is asked for.
     fn checked(self, service: Service) -> Result<Self> {
         let possible = match service {
-            Service::Rc | Service::XrcIni => true,
+            Service::Rc => true,
+            // Its peer asks for nothing.
+            Service::XrcIni => !self.windows_only,
             // Its messages invalidate nothing, and are not sent with a registration.
             Service::Uc => !self.register_send,
             Service::Gsi | Service::Ud | Service::XrcTgt => self == Self::default(),
@@ -108,6 +121,9 @@ impl Abilities {
         }
         if self.lists {
             flags |= abi::QP_FLAG_LISTS;
+        }
+        if self.windows_only {
+            flags |= abi::QP_FLAG_WINDOWS_ONLY;
         }
         flags
     }
@@ -326,14 +342,18 @@ mod tests {
     #[test]
     fn a_process_gets_lists_and_never_what_names_memory_by_address() {
         let (lists, drains) = (abi::UVERBS_QP_LISTS, abi::UVERBS_QP_REGISTER_DRAINS);
+        let windows = abi::UVERBS_QP_WINDOWS_ONLY;
         let features = abi::FEATURE_LISTS;
         for service in [Service::Rc, Service::Uc, Service::XrcIni] {
             for flags in 0..=u8::MAX {
                 let Ok(asked) = Abilities::of_process(flags, service, u64::MAX) else {
-                    assert!(flags & !(lists | drains) != 0);
+                    let is_refused = flags & windows != 0 && service == Service::XrcIni;
+                    assert!(flags & !(lists | drains | windows) != 0 || is_refused);
                     continue;
                 };
-                let device = abi::QP_FLAG_LISTS | abi::QP_FLAG_FAST_REGISTER_DRAINS;
+                let only = abi::QP_FLAG_WINDOWS_ONLY;
+                assert_eq!((asked.flags() & only != 0), (flags & windows != 0));
+                let device = abi::QP_FLAG_LISTS | abi::QP_FLAG_FAST_REGISTER_DRAINS | only;
                 assert_eq!(asked.flags() & !device, 0);
                 assert_eq!(
                     (asked.flags() & abi::QP_FLAG_LISTS != 0),
@@ -358,6 +378,15 @@ mod tests {
                 assert_eq!(refused(flags, service, features), impossible);
                 assert_eq!(refused(0, service, features), None);
             }
+        }
+        let features = abi::FEATURE_WINDOWS_ONLY;
+        for service in [Service::Rc, Service::Uc] {
+            assert_eq!(refused(windows, service, features), None);
+            assert_eq!(refused(windows, service, !features), unknown);
+            assert_eq!(refused(windows | lists, service, features), unknown);
+        }
+        for service in [Service::Ud, Service::XrcIni, Service::XrcTgt] {
+            assert_eq!(refused(windows, service, features), impossible);
         }
         // A provider of before writes zero.
         assert_eq!(refused(0, Service::Rc, 0), None);
