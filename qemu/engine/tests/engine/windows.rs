@@ -254,6 +254,7 @@ fn type_2_belongs_to_its_queue_pair_until_it_is_invalidated() {
     let received = bench.pair.completions_b();
     assert_eq!(statuses(&received), [Success]);
     assert_eq!((received[0].tag, received[0].immediate), (tag, 0));
+    assert_eq!(bench.pair.b.engine.counters().peer_invalidations, 1);
     assert_eq!(
         received[0].flags,
         COMPLETION_RECEIVE | COMPLETION_INVALIDATED
