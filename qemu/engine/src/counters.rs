@@ -47,6 +47,8 @@ pub struct Counters {
     pub early_uses: u64,
     /// Work requests, and requests of peers, that had to wait for a pending tag.
     pub pending_waits: u64,
+    /// Tags that a peer's message has ended.
+    pub peer_invalidations: u64,
     /// Register reads.
     pub register_reads: u64,
     /// Register writes.

@@ -29,6 +29,11 @@ pub fn seeds(known: &[u64], fresh: u64) -> impl Iterator<Item = u64> {
         .inspect(|seed| println!("FERRITE_SEED={seed}"))
 }
 
+/// Whether the seeds are enough to see everything happen: all the known ones.
+pub fn all_seeds() -> bool {
+    std::env::var_os("FERRITE_SEED").is_none()
+}
+
 /// Random numbers by seed.
 pub struct Random(u64);
 

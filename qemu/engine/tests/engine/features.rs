@@ -14,8 +14,8 @@ fn pair_without(missing_a: u64, missing_b: u64) -> Pair {
         flags: 0,
         ..Setup::default()
     };
-    let a = Node::with_features(1, FEATURES & !missing_a);
-    let b = Node::with_features(2, FEATURES & !missing_b);
+    let a = Node::with_features(1, complete_features(FEATURES & !missing_a));
+    let b = Node::with_features(2, complete_features(FEATURES & !missing_b));
     let mut pair = Pair::of(setup, a, b);
     pair.connect(setup);
     pair

@@ -1581,7 +1581,7 @@ fn a_flag_that_is_alone_is_taken_and_needs_a_feature_of_its_own() {
     let features = FEATURES & !(FEATURE_FAST_REGISTER | FEATURE_REGISTER_SEND | FEATURE_WINDOWS);
     let mut pair = Pair::of(
         setup(QP_FLAG_LISTS),
-        Node::with_features(1, features),
+        Node::with_features(1, complete_features(features)),
         Node::new(2),
     );
     pair.connect(setup(QP_FLAG_LISTS));

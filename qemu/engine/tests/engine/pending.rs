@@ -3,6 +3,7 @@
 //! Tags that are used as soon as the command that makes them is posted: what uses one waits until the
 //! command is finished, alone, and nothing gets at memory whose release was posted.
 
+use crate::attack::{all_seeds, seeds};
 use crate::wire::*;
 use ferrite_abi::QueuePairStateCode as State;
 use ferrite_abi::*;
@@ -796,7 +797,8 @@ enum Fate {
 fn no_order_of_registrations_uses_and_releases_gets_at_what_is_not_there() {
     const QPS: u32 = 6;
     let mut seen = BTreeMap::<&str, u32>::new();
-    for seed in 1..=12 {
+    let known: Vec<u64> = (1..=12).collect();
+    for seed in seeds(&known, 0) {
         let mut random = Random(seed);
         let mut bench = Bench::new();
         let peers: Vec<u32> = (0..QPS).map(|n| 0x400 + n).collect();
@@ -941,6 +943,9 @@ fn no_order_of_registrations_uses_and_releases_gets_at_what_is_not_there() {
             assert!(done.is_empty(), "{done:?}");
         }
     }
+    if !all_seeds() {
+        return;
+    }
     for what in [
         "registered",
         "released",
@@ -955,7 +960,8 @@ fn no_order_of_registrations_uses_and_releases_gets_at_what_is_not_there() {
 
 #[test]
 fn whatever_is_posted_on_few_tags_is_answered_once_and_leaves_nothing_behind() {
-    for seed in 1..=20 {
+    let known: Vec<u64> = (1..=20).collect();
+    for seed in seeds(&known, 0) {
         let mut random = Random(seed);
         let mut bench = Bench::new();
         let near = bench.near.clone();

@@ -254,6 +254,7 @@ fn type_2_belongs_to_its_queue_pair_until_it_is_invalidated() {
     let received = bench.pair.completions_b();
     assert_eq!(statuses(&received), [Success]);
     assert_eq!((received[0].tag, received[0].immediate), (tag, 0));
+    assert_eq!(bench.pair.b.engine.counters().peer_invalidations, 1);
     assert_eq!(
         received[0].flags,
         COMPLETION_RECEIVE | COMPLETION_INVALIDATED
@@ -423,6 +424,13 @@ fn a_queue_pair_may_let_in_windows_only() {
                 let mut pair = Pair::new(Setup {
                     flags,
                     ..Setup::default()
+                });
+                pair.b.execute(&ModifyQueuePair {
+                    qpn: QPN_B,
+                    mask: MODIFY_STATE | MODIFY_ACCESS,
+                    state: QueuePairStateCode::Rts.number(),
+                    access: ACCESS_REMOTE | ACCESS_FLUSH_GLOBAL,
+                    ..ModifyQueuePair::zeroed()
                 });
                 let from = pair.a.register(0x101, PD, ALL, 4096);
                 let region = pair.b.register(0x201, PD, rights, 4096);

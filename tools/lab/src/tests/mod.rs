@@ -249,6 +249,14 @@ pub fn groups() -> Vec<Group> {
             ],
         },
         Group {
+            name: "large page",
+            flavour: Flavour::Stock,
+            load_driver: true,
+            options: registration::with_a_large_page,
+            long: true,
+            tests: &[("registration", registration::LARGE_PAGE)],
+        },
+        Group {
             name: "all layouts",
             flavour: Flavour::Stock,
             load_driver: true,

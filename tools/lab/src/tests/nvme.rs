@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use anyhow::{ensure, Context, Result};
+use serde_json::json;
 
 use super::driver::bind_anew;
 use super::storage::{self, Disk, Load, Transport, CONFIGFS};
@@ -15,7 +16,7 @@ use crate::vm::Vm;
 /// On machines with the driver loaded, on the stock kernel.
 pub const TESTS: &[VmTest] = &[
     VmTest::new(
-        "discovery, connection, fio with verification in 4 KiB, 64 KiB and 1 MiB, a file system",
+        "discovery, connection, fio with verification in 4 KiB, 64 KiB and 1 MiB, whose keys the target ends; a file system",
         verified,
     ),
     VmTest::new(
@@ -231,9 +232,28 @@ fn verified(cluster: &Cluster) -> Result<()> {
             listed("subnqn:", "disk") && listed("traddr:", &two.ip()),
             "the disk is not listed:\n{offered}"
         );
+        let before = registered_and_ended(cluster, one)?;
         storage::verify(one, disk)?;
+        let after = registered_and_ended(cluster, one)?;
+        // Memory of a request is registered with it, and the target's answer ends that; else the initiator would, and
+        // nobody would see a difference.
+        for (what, index) in [("registered", 0), ("ended by the target", 1)] {
+            let count = after[index] - before[index];
+            ensure!(count > 0, "no memory was {what}");
+        }
         storage::file_system(one, disk)
     })
+}
+
+/// How often the device of a machine has registered memory by work request, and how often a peer's message has ended a
+/// key.
+fn registered_and_ended(cluster: &Cluster, vm: &Vm) -> Result<[u64; 2]> {
+    let report = cluster.device_command(vm.index, &json!({"cmd": "counters"}))?;
+    let counted = |name: &str| {
+        let count = report["engine"][name].as_u64();
+        count.with_context(|| format!("no {name} in {report}"))
+    };
+    Ok([counted("sq_registrations")?, counted("peer_invalidations")?])
 }
 
 /// All that users see go wrong, one after another under one load: a connection is what takes longest.

@@ -10,9 +10,9 @@ use super::basics::alone;
 use super::driver::{bind_anew, leave_failed, unbind};
 use super::recovery::{fatal, lives, load_with, wait_back};
 use super::{driver, nothing_left, still_works, wait_active, VmTest};
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Options};
 use crate::shell::LOAD_DRIVER;
-use crate::vm::Vm;
+use crate::vm::{Vm, EMULATED_CPU};
 
 /// On the unmodified Debian kernel.
 pub const TESTS: &[VmTest] = &[
@@ -21,8 +21,8 @@ pub const TESTS: &[VmTest] = &[
         kernel_user,
     ),
     VmTest::new(
-        "huge pages are told to the device as such, not in pieces",
-        huge_pages,
+        "pages of 4 KiB and of 2 MiB are told to the device as such, by their number",
+        page_sizes,
     ),
     VmTest::new(
         "private requests that are too short, too long or unknown have their errno and leave nothing",
@@ -365,7 +365,7 @@ fn failed_registration(cluster: &Cluster) -> Result<()> {
     let rules = json!({"cmd": "misbehave", "fail_length": FAIL_LENGTH});
     with_rules(cluster, &rules, || {
         let said = one.sh_in(&register_failing(), PATIENCE)?;
-        let told = |when: &str| said.lines().filter(move |line| line.starts_with(when));
+        let told = |when: &'static str| said.lines().filter(move |line| line.starts_with(when));
         let failed = |line: &&str| {
             line.contains("registration failed") && line.contains("registration_errno")
         };
@@ -459,8 +459,9 @@ fn kernel_user(cluster: &Cluster) -> Result<()> {
     nothing_left(one)
 }
 
-/// Registers 8 MiB of huge pages, and prints what the kernel tells of the region.
-const REGISTER_HUGE: &str = r#"
+/// Registers 4 MiB of small pages, no two of which lie side by side, and 8 MiB of huge ones of 2 MiB, and prints what
+/// the kernel tells of each region.
+const REGISTER_PAGES: &str = r#"
 set -e
 # Memory that was used for other things has to be moved first.
 for n in {1..20}; do
@@ -475,32 +476,105 @@ from pyverbs.enums import IBV_ACCESS_LOCAL_WRITE
 from pyverbs.mr import MR
 from pyverbs.pd import PD
 
-MAP_HUGETLB, LENGTH = 0x40000, 8 << 20
-memory = mmap.mmap(-1, LENGTH, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_HUGETLB)
-address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+MAP_HUGETLB, MADV_NOHUGEPAGE, MREMAP_TO = 0x40000, 15, 3
+PAGE, APART, HUGE = 4096, 4 << 20, 8 << 20
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mremap.restype = ctypes.c_void_p
+libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
+
+def mapped(length, flags=0):
+    memory = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | flags)
+    return memory, ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+# Every other page of memory that was given out in a row.
+row, from_row = mapped(2 * APART)
+row.madvise(MADV_NOHUGEPAGE)
+for offset in range(0, 2 * APART, PAGE):
+    row[offset] = 1
+apart, to = mapped(APART)
+for page in range(APART // PAGE):
+    target = to + page * PAGE
+    if libc.mremap(from_row + 2 * page * PAGE, PAGE, PAGE, MREMAP_TO, target) != target:
+        raise OSError(ctypes.get_errno(), "mremap")
+huge, address = mapped(HUGE, MAP_HUGETLB)
 with Context(name="ferrite0") as context, PD(context) as pd:
-    with MR(pd, LENGTH, IBV_ACCESS_LOCAL_WRITE, address) as mr:
+    with MR(pd, APART, IBV_ACCESS_LOCAL_WRITE, to), MR(pd, HUGE, IBV_ACCESS_LOCAL_WRITE, address):
         shown = ["rdma", "-dd", "-j", "resource", "show", "mr"]
         print(subprocess.run(shown, check=True, capture_output=True, text=True).stdout)
 END
 echo 0 >/proc/sys/vm/nr_hugepages"#;
 
-fn huge_pages(cluster: &Cluster) -> Result<()> {
-    let (one, _) = cluster.two()?;
-    let text = one.sh_in(REGISTER_HUGE, PATIENCE)?;
-    let shown: Value = serde_json::from_str(&text).context("rdma resource")?;
+/// Registers one page of 1 GiB.
+const REGISTER_GIBIBYTE: &str = r#"
+set -e
+python3 - <<'END'
+import ctypes, mmap, subprocess
+from pyverbs.device import Context
+from pyverbs.enums import IBV_ACCESS_LOCAL_WRITE
+from pyverbs.mr import MR
+from pyverbs.pd import PD
+
+MAP_HUGETLB, MAP_HUGE_1GB, LENGTH = 0x40000, 30 << 26, 1 << 30
+flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_HUGETLB | MAP_HUGE_1GB
+memory = mmap.mmap(-1, LENGTH, flags=flags)
+address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+with Context(name="ferrite0") as context, PD(context) as pd:
+    with MR(pd, LENGTH, IBV_ACCESS_LOCAL_WRITE, address):
+        shown = ["rdma", "-dd", "-j", "resource", "show", "mr"]
+        print(subprocess.run(shown, check=True, capture_output=True, text=True).stdout)
+END"#;
+
+/// The page size of the region of that length, and how many pages the device was told of.
+fn pages_of(text: &str, length: u64) -> Result<(u64, u64)> {
+    let shown: Value = serde_json::from_str(text).context("rdma resource")?;
     let regions = shown.as_array().into_iter().flatten();
-    let mut regions = regions.filter(|region| region["mrlen"].as_u64() == Some(8 << 20));
-    let region = regions.next().with_context(|| text.clone())?;
+    let mut regions = regions.filter(|region| region["mrlen"].as_u64() == Some(length));
+    let region = regions.next().with_context(|| text.to_owned())?;
     let number = |name: &str| {
         let value = region[name].as_u64();
         value.with_context(|| format!("no {name} in {region}"))
     };
-    let (page_size, translations) = (number("drv_page_size")?, number("drv_translations")?);
+    Ok((number("drv_page_size")?, number("drv_translations")?))
+}
+
+fn page_sizes(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    let text = one.sh_in(REGISTER_PAGES, PATIENCE)?;
+    let small = pages_of(&text, 4 << 20)?;
+    ensure!(small == (4096, 1024), "(size, pages) {small:?} of 4 MiB");
     // Pages may follow each other in memory, and then there are fewer of them.
+    let (size, pages) = pages_of(&text, 8 << 20)?;
     ensure!(
-        page_size >= 2 << 20 && translations <= 4,
-        "{translations} pages of {page_size} bytes"
+        size >= 2 << 20 && pages <= 4,
+        "{pages} pages of {size} bytes of 8 MiB"
     );
     nothing_left(one)
 }
+
+/// Machines with room for a page of 1 GiB, and a processor that has such.
+pub fn with_a_large_page(usual: Options) -> Options {
+    let processor = format!("{EMULATED_CPU},+pdpe1gb");
+    Options {
+        vms: 1,
+        cpus: 1,
+        memory_mib: 3072,
+        qemu_args: vec![vec!["-cpu".to_owned(), processor]],
+        kernel_args: "hugepagesz=1G hugepages=1".to_owned(),
+        ..usual
+    }
+}
+
+/// On such a machine.
+pub const LARGE_PAGE: &[VmTest] = &[VmTest::new(
+    "a page of 1 GiB is told to the device as one",
+    |cluster| {
+        let vm = &cluster.vms[0];
+        let text = vm.sh_in(REGISTER_GIBIBYTE, PATIENCE)?;
+        let (size, pages) = pages_of(&text, 1 << 30)?;
+        ensure!(
+            size == 1 << 30 && pages == 1,
+            "{pages} pages of {size} bytes of 1 GiB"
+        );
+        nothing_left(vm)
+    },
+)];

@@ -205,6 +205,7 @@ fn send(
         // What could be waited for was looked for before anything was placed.
         let invalidated = core.tpt.invalidate(tag, holder);
         invalidated.map_err(|error| Refusal::Access(error.vendor_syndrome()))?;
+        core.counters.peer_invalidations += 1;
         core.counters.early_uses += u64::from(another);
     }
     qp.transport.responder.incoming = Incoming::None;
