@@ -159,10 +159,16 @@ pub fn disk(modules: &[PathBuf], dir: &Path, image: &Path) -> Result<()> {
             fs::copy(from, stage.join("bin").join(name))?;
         }
     }
-    let provider = program("libferrite_provider.so");
-    if provider.exists() {
-        fs::copy(provider, stage.join("lib/libferrite-rdmav34.so"))?;
-        fs::write(stage.join("lib/ferrite.driver"), "driver ferrite\n")?;
+    // Ferrite's, and that of the sample of a driver.
+    for name in ["ferrite", "soft"] {
+        let provider = program(&format!("lib{name}_provider.so"));
+        if provider.exists() {
+            fs::copy(provider, stage.join(format!("lib/lib{name}-rdmav34.so")))?;
+            fs::write(
+                stage.join(format!("lib/{name}.driver")),
+                format!("driver {name}\n"),
+            )?;
+        }
     }
     for module in modules {
         if let Some(name) = module.file_name() {

@@ -13,14 +13,14 @@ use crate::sys::ibv_device;
 static MATCH_TABLE: [verbs_match_ent; 2] = [
     verbs_match_ent {
         driver_data: ptr::null_mut(),
-        driver_id: 0,
+        key: verbs_match_key { driver_id: 0 },
         vendor: PCI_VENDOR_ID,
         device: PCI_DEVICE_ID,
         kind: VERBS_MATCH_PCI,
     },
     verbs_match_ent {
         driver_data: ptr::null_mut(),
-        driver_id: 0,
+        key: verbs_match_key { driver_id: 0 },
         vendor: 0,
         device: 0,
         kind: VERBS_MATCH_SENTINEL,

@@ -27,16 +27,25 @@ pub type Unused = Option<unsafe extern "C" fn()>;
 pub const VERBS_MATCH_SENTINEL: u8 = 0;
 /// `verbs_match_ent::kind`: PCI vendor and device.
 pub const VERBS_MATCH_PCI: u8 = 1;
+/// `verbs_match_ent::kind`: what the kernel finds modules by, or `rdma_device:N` and the device's name.
+pub const VERBS_MATCH_MODALIAS: u8 = 2;
 /// The driver number of drivers that have none in the kernel's list.
 pub const RDMA_DRIVER_UNKNOWN: u32 = 0;
 /// `verbs_qp::comp_mask`: `qp_ex` is filled in.
 pub const VERBS_QP_EX: u32 = 1 << 1;
 
+/// What a device is found by that is not by PCI vendor and device.
+#[repr(C)]
+pub union verbs_match_key {
+    pub modalias: *const c_char,
+    pub driver_id: u64,
+}
+
 /// One device that a provider answers for.
 #[repr(C)]
 pub struct verbs_match_ent {
     pub driver_data: *mut c_void,
-    pub driver_id: u64,
+    pub key: verbs_match_key,
     pub vendor: u16,
     pub device: u16,
     pub kind: u8,

@@ -73,7 +73,10 @@ fn set_up() {
              cp $p /usr/lib/x86_64-linux-gnu/libibverbs/
              ln -sf libibverbs/libferrite-rdmav34.so /usr/lib/x86_64-linux-gnu/libferrite.so.1
              cp /ferrite/lib/ferrite.driver /etc/libibverbs.d/
-         fi",
+         fi
+         # The sample's is configured by those who load the sample.
+         p=/ferrite/lib/libsoft-rdmav34.so
+         [ -e $p ] && cp $p /usr/lib/x86_64-linux-gnu/libibverbs/",
     );
 }
 
