@@ -903,10 +903,8 @@ queues, reliable connections within the device, fast registration, memory
 of processes, and a port beside a network interface. It has no hardware to
 know, so that what is left is what a driver has to say to the RDMA core.
 
-Processes post and poll through the kernel, with a provider that does
-nothing but call libibverbs' functions for that. Those of rdma-core's own
-tests that are about reliable connections pass, and the other sample passes
-its tests on it.
+Processes post and poll through the kernel. The other sample passes its
+tests on it.
 ",
         files: &[
             "Kconfig#SAMPLE_RUST_RDMA_SOFT",
