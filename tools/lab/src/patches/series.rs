@@ -408,39 +408,141 @@ refers.
         edits: &[],
     },
     Step {
-        subject: "RDMA/rust: Add verbs objects",
+        subject: "RDMA/rust: Add verbs objects and protection domains",
         body: "\
 A verbs object is the core's structure with the driver's data behind it,
 in the one allocation that the core makes. The driver gets it
 uninitialised and has to initialise it, or give it back; afterwards it
-is only seen by reference, or by a counted one.
+is only seen by reference, or by a counted one. Protection domains are
+the first kind and have little else to them.
+
+Like what follows, it is compiled together with the traits of drivers.
 ",
-        files: &[
-            "rust/rdma/ah.rs",
-            "rust/rdma/cq.rs",
-            "rust/rdma/memory.rs",
-            "rust/rdma/mw.rs",
-            "rust/rdma/object.rs",
-            "rust/rdma/pd.rs",
-            "rust/rdma/qp.rs",
-            "rust/rdma/srq.rs",
-            "rust/rdma/work.rs",
-            "rust/rdma/xrc.rs",
-        ],
+        files: &["rust/rdma/object.rs", "rust/rdma/pd.rs"],
         edits: &[],
     },
     Step {
-        subject: "RDMA/rust: Add memory of processes",
+        subject: "RDMA/rust: Add completion queues",
         body: "\
-Memory that is pinned and mapped for a device, memory that is not pinned
-and whose pages come and go (ODP), what a user context maps, and memory
-of the device that processes use.
+Made, polled and armed by the driver's trait; completions as types that
+are turned into those of the core. The end of a queue waits for events
+of it that are being handled, before the core takes away what a handler
+needs.
+",
+        files: &["rust/rdma/cq.rs"],
+        edits: &[],
+    },
+    Step {
+        subject: "RDMA/rust: Add queue pairs",
+        body: "\
+Their attributes by name instead of by mask, which transitions the core
+allows, and what the driver tells when it is asked.
+",
+        files: &["rust/rdma/qp.rs"],
+        edits: &[],
+    },
+    Step {
+        subject: "RDMA/rust: Add work requests",
+        body: "\
+What is posted, as typed requests that a driver takes one by one. The
+one it took last is the bad one where posting fails. Requests of a
+process, for which the core posts, are told from those of the kernel.
+",
+        files: &["rust/rdma/work.rs"],
+        edits: &[],
+    },
+    Step {
+        subject: "RDMA/rust: Add memory regions and windows",
+        body: "\
+Regions of processes and of DMA buffers, fast registration (FRWR), and
+windows. Regions are allocated here, as the core leaves that to drivers.
+",
+        files: &["rust/rdma/memory.rs", "rust/rdma/mw.rs"],
+        edits: &[],
+    },
+    Step {
+        subject: "RDMA/rust: Add shared receive queues and XRC",
+        body: "\
+Shared receive queues, those of extended reliable connections among
+them, and the domains of these.
+",
+        files: &["rust/rdma/srq.rs", "rust/rdma/xrc.rs"],
+        edits: &[],
+    },
+    Step {
+        subject: "RDMA/rust: Add address handles",
+        body: "\
+Where datagrams go. They are made and ended where nobody may sleep, too.
+",
+        files: &["rust/rdma/ah.rs"],
+        edits: &[],
+    },
+    Step {
+        subject: "RDMA/rust: Add pinned memory of processes",
+        body: "\
+Memory of a process, or of a DMA buffer, that is pinned and mapped for a
+device until the value that stands for it is dropped.
+",
+        files: &["rust/rdma/umem.rs"],
+        edits: &[],
+    },
+    Step {
+        subject: "RDMA/rust: Add on-demand paging",
+        body: "\
+Memory of processes that is not pinned, whose pages come and go (ODP).
+The driver is told before they go, and asks for them when its device
+needs them.
+",
+        files: &["rust/rdma/odp.rs"],
+        edits: &[],
+    },
+    Step {
+        subject: "RDMA/rust: Add user contexts",
+        body: "\
+A process that has opened a device, and what of the device it may map.
+A mapping keeps what it shows.
+",
+        files: &["rust/rdma/user.rs"],
+        edits: &[],
+    },
+    Step {
+        subject: "RDMA/rust: Add device memory",
+        body: "\
+Memory of the device that processes allocate, map and register.
+",
+        files: &["rust/rdma/dm.rs"],
+        edits: &[],
+    },
+    Step {
+        subject: "RDMA/rust: Add methods of drivers for processes",
+        body: "\
+Methods that a driver adds to those of uverbs, and attributes that it
+adds to those of the core, as types of which the core's tables are made
+at compile time.
+",
+        files: &["rust/rdma/method.rs"],
+        edits: &[],
+    },
+    Step {
+        subject: "RDMA/rust: Add network interfaces of ports",
+        body: "\
+A port that shares its link with a network interface follows it: its
+addresses, its state, and its coming and going.
+",
+        files: &["rust/rdma/netdev.rs"],
+        edits: &[],
+    },
+    Step {
+        subject: "RDMA/rust: Add events, counters and dumps",
+        body: "\
+Events of the device as a whole, counters of queue pairs, and what
+nldev tells of an object in the driver's words or in the device's.
 ",
         files: &[
-            "rust/rdma/dm.rs",
-            "rust/rdma/odp.rs",
-            "rust/rdma/umem.rs",
-            "rust/rdma/user.rs",
+            "rust/rdma/event.rs",
+            "rust/rdma/qp_counters.rs",
+            "rust/rdma/raw_dump.rs",
+            "rust/rdma/restrack.rs",
         ],
         edits: &[],
     },
@@ -457,14 +559,8 @@ With it all of the abstractions for drivers is compiled.
         files: &[
             "rust/rdma/device.rs",
             "rust/rdma/driver.rs",
-            "rust/rdma/event.rs",
-            "rust/rdma/method.rs",
             "rust/rdma/mod.rs",
-            "rust/rdma/netdev.rs",
             "rust/rdma/ops.rs",
-            "rust/rdma/qp_counters.rs",
-            "rust/rdma/raw_dump.rs",
-            "rust/rdma/restrack.rs",
         ],
         edits: &[],
     },
@@ -528,8 +624,7 @@ providers in C. It is generated from the interface in Rust.
         body: "\
 What a device says it can do is checked against what the interface has
 room for, once, so that nothing is reckoned with other numbers. Doorbell
-pages are given to user contexts, numbers of objects rest before they
-are used again.
+pages are given to user contexts.
 ",
         files: &[
             "drivers/infiniband/hw/ferrite/bars.rs",
@@ -537,6 +632,17 @@ are used again.
             "drivers/infiniband/hw/ferrite/dma_types.rs",
             "drivers/infiniband/hw/ferrite/doorbell_bar.rs",
             "drivers/infiniband/hw/ferrite/doorbell_pages.rs",
+        ],
+        edits: &[],
+    },
+    Step {
+        subject: "RDMA/ferrite: Add numbers, shares and memory that is lent",
+        body: "\
+Numbers of objects rest before they are used again, each process has its
+share of what there is little of, and memory that a device may still
+write to is not freed.
+",
+        files: &[
             "drivers/infiniband/hw/ferrite/lent.rs",
             "drivers/infiniband/hw/ferrite/named.rs",
             "drivers/infiniband/hw/ferrite/numbers.rs",
@@ -546,111 +652,226 @@ are used again.
         edits: &[],
     },
     Step {
+        subject: "RDMA/ferrite: Add requests to the device",
+        body: "\
+Commands that wait for their turn, are under way, or wait for their
+answer. Many are under way at once, each process has its share of the
+ring, and a device that does not answer is given up.
+",
+        files: &["drivers/infiniband/hw/ferrite/requests.rs"],
+        edits: &[],
+    },
+    Step {
         subject: "RDMA/ferrite: Add the control queue",
         body: "\
-Commands are types that know their reply. Many are under way at once,
-each process has its share of the ring, and a device that does not
-answer is given up.
+The ring of commands, which are types that know their reply.
+",
+        files: &["drivers/infiniband/hw/ferrite/cqp.rs"],
+        edits: &[],
+    },
+    Step {
+        subject: "RDMA/ferrite: Add what all objects need of the device",
+        body: "\
+Objects that a command makes are ended by another one when they are
+dropped, on a device that has failed, too. Events find their object
+here.
+",
+        files: &["drivers/infiniband/hw/ferrite/hardware.rs"],
+        edits: &[],
+    },
+    Step {
+        subject: "RDMA/ferrite: Add event queues",
+        body: "\
+Interrupts read events, dispatch and drain them, and re-arm with one
+write; no register is read. Queues grow with what may happen at once.
 ",
         files: &[
-            "drivers/infiniband/hw/ferrite/cqp.rs",
-            "drivers/infiniband/hw/ferrite/hardware.rs",
-            "drivers/infiniband/hw/ferrite/requests.rs",
+            "drivers/infiniband/hw/ferrite/eq.rs",
+            "drivers/infiniband/hw/ferrite/event_class.rs",
+            "drivers/infiniband/hw/ferrite/growth.rs",
+            "drivers/infiniband/hw/ferrite/qp_event.rs",
         ],
         edits: &[],
     },
     Step {
-        subject: "RDMA/ferrite: Add event queues and completion handlers",
+        subject: "RDMA/ferrite: Add completion handlers",
         body: "\
-Interrupts read events, dispatch and drain them, and re-arm with one
-write; no register is read. Completion queues are bound to handlers,
-which have a vector, a processor, moderation and a priority, and can be
-moved while they are used.
+Completion queues are bound to handlers, which have a vector, a
+processor, moderation and a priority, and can be moved while they are
+used.
 ",
         files: &[
             "drivers/infiniband/hw/ferrite/binding.rs",
-            "drivers/infiniband/hw/ferrite/eq.rs",
-            "drivers/infiniband/hw/ferrite/event_class.rs",
-            "drivers/infiniband/hw/ferrite/growth.rs",
             "drivers/infiniband/hw/ferrite/handler.rs",
             "drivers/infiniband/hw/ferrite/moderation.rs",
             "drivers/infiniband/hw/ferrite/priority.rs",
-            "drivers/infiniband/hw/ferrite/qp_event.rs",
             "drivers/infiniband/hw/ferrite/service.rs",
+        ],
+        edits: &[],
+    },
+    Step {
+        subject: "RDMA/ferrite: Add the map of vectors",
+        body: "\
+Which handler a completion vector stands for, as processors come and go.
+",
+        files: &[
             "drivers/infiniband/hw/ferrite/steering.rs",
             "drivers/infiniband/hw/ferrite/vector_map.rs",
         ],
         edits: &[],
     },
     Step {
-        subject: "RDMA/ferrite: Add memory regions and windows",
+        subject: "RDMA/ferrite: Add memory regions",
         body: "\
 The translation and protection table: regions of pinned memory, of DMA
-buffers, of memory of the device, on-demand regions (ODP), fast
-registration and windows.
+buffers and of memory of the device, and fast registration.
 ",
         files: &[
-            "drivers/infiniband/hw/ferrite/dm.rs",
             "drivers/infiniband/hw/ferrite/mr.rs",
-            "drivers/infiniband/hw/ferrite/mw.rs",
-            "drivers/infiniband/hw/ferrite/odp.rs",
-            "drivers/infiniband/hw/ferrite/odp/",
             "drivers/infiniband/hw/ferrite/tpt.rs",
         ],
         edits: &[],
     },
     Step {
-        subject: "RDMA/ferrite: Add queues and their work requests",
+        subject: "RDMA/ferrite: Add windows and device memory",
         body: "\
-Completion queues, queue pairs (RC, UC, UD, XRC and GSI) and shared
-receive queues. Rings of processes are in their memory and never looked
-at by the kernel; those of kernel users are posted to without a lock
-that others want.
+Windows of both types, and memory of the device that processes map.
+",
+        files: &[
+            "drivers/infiniband/hw/ferrite/dm.rs",
+            "drivers/infiniband/hw/ferrite/mw.rs",
+        ],
+        edits: &[],
+    },
+    Step {
+        subject: "RDMA/ferrite: Add on-demand paging",
+        body: "\
+Regions whose pages need not be there (ODP): the device says which it
+lacks, and is told before they go.
+",
+        files: &[
+            "drivers/infiniband/hw/ferrite/odp.rs",
+            "drivers/infiniband/hw/ferrite/odp/",
+        ],
+        edits: &[],
+    },
+    Step {
+        subject: "RDMA/ferrite: Add completion queues",
+        body: "\
+Rings of processes are in their memory and never looked at by the
+kernel; what all queues have in common is here as well.
 ",
         files: &[
             "drivers/infiniband/hw/ferrite/cq.rs",
-            "drivers/infiniband/hw/ferrite/qp.rs",
-            "drivers/infiniband/hw/ferrite/qp/",
             "drivers/infiniband/hw/ferrite/queue.rs",
-            "drivers/infiniband/hw/ferrite/srq.rs",
+        ],
+        edits: &[],
+    },
+    Step {
+        subject: "RDMA/ferrite: Add queue pairs",
+        body: "\
+RC, UC, UD, XRC and GSI: what they take, how large that makes them, and
+their attributes.
+",
+        files: &[
+            "drivers/infiniband/hw/ferrite/qp.rs",
+            "drivers/infiniband/hw/ferrite/qp/attributes.rs",
+            "drivers/infiniband/hw/ferrite/qp/layout.rs",
+        ],
+        edits: &[],
+    },
+    Step {
+        subject: "RDMA/ferrite: Add posting of work requests",
+        body: "\
+Work requests of kernel users as the device sees them. They are posted
+without a lock that others want.
+",
+        files: &[
+            "drivers/infiniband/hw/ferrite/qp/posting.rs",
             "drivers/infiniband/hw/ferrite/wqe.rs",
+        ],
+        edits: &[],
+    },
+    Step {
+        subject: "RDMA/ferrite: Add shared receive queues and XRC",
+        body: "\
+Shared receive queues, and the domains and queues of extended reliable
+connections.
+",
+        files: &[
+            "drivers/infiniband/hw/ferrite/srq.rs",
             "drivers/infiniband/hw/ferrite/xrc.rs",
         ],
         edits: &[],
     },
     Step {
-        subject: "RDMA/ferrite: Add the device, its port and user contexts",
+        subject: "RDMA/ferrite: Add domains, address handles and user contexts",
         body: "\
-What the operations of all objects share, and those of the device as a
-whole; the port, which follows the network interface beside it; GIDs,
-protection domains and address handles.
+What processes have of the device: a context with a doorbell page of its
+own, protection domains and address handles.
 ",
         files: &[
             "drivers/infiniband/hw/ferrite/ah.rs",
-            "drivers/infiniband/hw/ferrite/device.rs",
-            "drivers/infiniband/hw/ferrite/gids.rs",
             "drivers/infiniband/hw/ferrite/pd.rs",
-            "drivers/infiniband/hw/ferrite/port.rs",
-            "drivers/infiniband/hw/ferrite/qp_counters.rs",
-            "drivers/infiniband/hw/ferrite/raw_dump.rs",
             "drivers/infiniband/hw/ferrite/ucontext.rs",
         ],
         edits: &[],
     },
     Step {
+        subject: "RDMA/ferrite: Add the port and its GIDs",
+        body: "\
+The port follows the network interface beside it, and the device's table
+of GIDs the core's.
+",
+        files: &[
+            "drivers/infiniband/hw/ferrite/gids.rs",
+            "drivers/infiniband/hw/ferrite/port.rs",
+        ],
+        edits: &[],
+    },
+    Step {
+        subject: "RDMA/ferrite: Add the device, counters and dumps",
+        body: "\
+What the operations of all objects share, and those of the device as a
+whole; counters of queue pairs, and what the device has of an object.
+",
+        files: &[
+            "drivers/infiniband/hw/ferrite/device.rs",
+            "drivers/infiniband/hw/ferrite/qp_counters.rs",
+            "drivers/infiniband/hw/ferrite/raw_dump.rs",
+        ],
+        edits: &[],
+    },
+    Step {
+        subject: "RDMA/ferrite: Add recovery",
+        body: "\
+A device that failed, was reset, or slept is set up again, and devlink
+tells of it. Those who had objects of it are told, and end them.
+",
+        files: &[
+            "drivers/infiniband/hw/ferrite/parting.rs",
+            "drivers/infiniband/hw/ferrite/recovery.rs",
+        ],
+        edits: &[],
+    },
+    Step {
+        subject: "RDMA/ferrite: Add what debugfs shows",
+        body: "\
+Queues, commands that are under way, and counts.
+",
+        files: &["drivers/infiniband/hw/ferrite/debugfs.rs"],
+        edits: &[],
+    },
+    Step {
         subject: "RDMA/ferrite: Add the PCI driver and build it",
         body: "\
-Binding to the PCI function, recovery after failures and resets, what
-debugfs shows, and the entries of Kconfig and Makefile, with which all
-of the driver is compiled.
+Binding to the PCI function, and the entries of Kconfig and Makefile,
+with which all of the driver is compiled.
 ",
         files: &[
             "Kconfig#INFINIBAND_FERRITE",
-            "drivers/infiniband/hw/ferrite/debugfs.rs",
             "drivers/infiniband/hw/ferrite/ferrite_main.rs",
-            "drivers/infiniband/hw/ferrite/parting.rs",
             "drivers/infiniband/hw/ferrite/pci.rs",
-            "drivers/infiniband/hw/ferrite/recovery.rs",
             "tools/patches/tree/drivers/infiniband/hw/ferrite/Makefile",
         ],
         edits: &[
@@ -701,10 +922,8 @@ queues, reliable connections within the device, fast registration, memory
 of processes, and a port beside a network interface. It has no hardware to
 know, so that what is left is what a driver has to say to the RDMA core.
 
-Processes post and poll through the kernel, with a provider that does
-nothing but call libibverbs' functions for that. Those of rdma-core's own
-tests that are about reliable connections pass, and the other sample passes
-its tests on it.
+Processes post and poll through the kernel. The other sample passes its
+tests on it.
 ",
         files: &[
             "Kconfig#SAMPLE_RUST_RDMA_SOFT",
