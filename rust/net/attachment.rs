@@ -432,8 +432,7 @@ impl<U: Upper> Handle<U> {
         &self.inner.upper
     }
 
-    /// A socket buffer for a frame that is to be sent through it, with room for `len` bytes and for what the
-    /// interface puts before them.
+    /// A socket buffer for a frame that is to be sent through it, with room for `len` bytes.
     pub fn allocate(&self, len: usize) -> Result<Skb> {
         let _rcu = rcu::read_lock();
         // SAFETY: By the type invariant of `Inner` it stays until the RCU read lock is given up, and the socket buffer
@@ -442,7 +441,8 @@ impl<U: Upper> Handle<U> {
     }
 
     /// Sends a frame, which begins with its Ethernet header. `ENODEV` if the interface is gone, `EINVAL` where the
-    /// frame is too short, `ENOBUFS` where the interface is down or the frame was dropped on the way. From any context but interrupts.
+    /// frame is too short, `ENOBUFS` where the interface is down or the frame was dropped on the way. From any context
+    /// but interrupts.
     pub fn send(&self, skb: Skb) -> Result {
         let header = match skb.ethernet_header() {
             Some(header) if skb.linear().len() >= EthernetHeader::SIZE => header,

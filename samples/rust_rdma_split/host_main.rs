@@ -1,6 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The host of the split driver.
+//! The host of the split driver: a network interface whose network is at the far end of an RDMA connection.
+//!
+//! ```text
+//! modprobe rust_rdma_split_host server=192.168.1.1
+//! ip link set split0 up
+//! ```
+//!
+//! The interface is there while the module is, and has a carrier while the I/O unit is connected and its own
+//! interface has one. `Documentation/split.md` has the protocol; `host/` the interface.
 
 #[path = "../../rust/bindings/mod.rs"]
 pub mod bindings;
@@ -8,19 +16,25 @@ pub mod bindings;
 pub mod kernel_ext;
 #[path = "../../rust/net/mod.rs"]
 pub mod net;
+#[path = "src/protocol/mod.rs"]
+pub mod protocol;
+#[path = "../../rust/rdma/mod.rs"]
+pub mod rdma;
+#[path = "../../rust/rdma_cm/mod.rs"]
+pub mod rdma_cm;
 
+pub mod frames;
+pub mod host;
+pub mod link;
+
+use core::net::{IpAddr, SocketAddr};
+use frames::{DEFAULT_PORT, MAX_MTU, OVERHEAD};
+use host::Interface;
 use kernel::prelude::*;
+use link::Options;
+use protocol::{Service, Variant};
 
 module_string!(server, "Address of the I/O unit: ADDRESS[:PORT]");
-
-struct HostModule;
-
-impl kernel::Module for HostModule {
-    fn init(_module: &'static ThisModule) -> Result<Self> {
-        pr_info!("server {}\n", server.get().to_str().unwrap_or("?"));
-        Ok(Self)
-    }
-}
 
 module! {
     type: HostModule,
@@ -28,4 +42,82 @@ module! {
     authors: ["Ferrite contributors"],
     description: "Network interface at the far end of an RDMA connection",
     license: "GPL",
+    params: {
+        threshold: u32 {
+            default: 256,
+            description: "Frames of up to so many bytes travel in messages; ethtool's tx-copybreak changes it",
+        },
+        service: u8 {
+            default: 1,
+            description: "1: acknowledged, 2: unacknowledged",
+        },
+        variant: u8 {
+            default: 1,
+            description: "1: the sender writes frames (push), 2: the receiver reads them (pull)",
+        },
+        separate_indication: u8 {
+            default: 0,
+            description: "1: a message tells of each write, in place of immediate data",
+        },
+    },
+}
+
+/// The module: one interface, if it was told where its I/O unit is.
+struct HostModule {
+    _interface: Option<Interface>,
+}
+
+impl kernel::Module for HostModule {
+    fn init(_module: &'static ThisModule) -> Result<Self> {
+        let given = server.get().to_str().map_err(|_| EINVAL)?;
+        if given.is_empty() {
+            pr_info!("there is no interface without an I/O unit: server=ADDRESS[:PORT]\n");
+            return Ok(Self { _interface: None });
+        }
+        let address = parse(given).ok_or(EINVAL)?;
+        let parameters = module_parameters::service.value();
+        let known = Service::from_number(*parameters).ok_or(EINVAL)?;
+        let mover = Variant::from_number(*module_parameters::variant.value()).ok_or(EINVAL)?;
+        let mut options = Options::new(known, mover, MAX_MTU + OVERHEAD);
+        options.threshold = *module_parameters::threshold.value();
+        options.separate_indication = *module_parameters::separate_indication.value() != 0;
+        Ok(Self {
+            _interface: Some(Interface::new(given, address, options)?),
+        })
+    }
+}
+
+/// An address, with a port or without.
+fn parse(text: &str) -> Option<SocketAddr> {
+    let whole = text.parse::<SocketAddr>().ok();
+    whole.or_else(|| {
+        let address = text.parse::<IpAddr>().ok()?;
+        Some(SocketAddr::new(address, DEFAULT_PORT))
+    })
+}
+
+#[kunit_tests(rust_rdma_split_host)]
+mod tests {
+    use super::*;
+    use core::net::{Ipv4Addr, Ipv6Addr};
+
+    #[test]
+    fn addresses_are_read_with_a_port_and_without() {
+        let v4 = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 7));
+        let v6 = IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 7));
+        assert_eq!(parse("10.0.0.7"), Some(SocketAddr::new(v4, DEFAULT_PORT)));
+        assert_eq!(parse("10.0.0.7:99"), Some(SocketAddr::new(v4, 99)));
+        assert_eq!(parse("fd00::7"), Some(SocketAddr::new(v6, DEFAULT_PORT)));
+        assert_eq!(parse("[fd00::7]:99"), Some(SocketAddr::new(v6, 99)));
+        for wrong in [
+            "",
+            "10.0.0",
+            "10.0.0.7:",
+            "10.0.0.7:70000",
+            "host",
+            "10.0.0.7 ",
+        ] {
+            assert_eq!(parse(wrong), None);
+        }
+    }
 }

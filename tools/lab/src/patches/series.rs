@@ -74,7 +74,7 @@ pub(super) const OUT_OF_TREE: &[(&str, &str)] = &[
     ),
     (
         "samples/rust_rdma_split/",
-        "the protocol of a sample whose modules are not there yet",
+        "a sample with abstractions of networking and connections, for a series of its own",
     ),
 ];
 

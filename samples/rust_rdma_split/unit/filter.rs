@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Which frames a host wants.
+
+use crate::net::{EthernetHeader, MacAddress};
+use crate::protocol::{FILTER_ALL_MULTICAST, FILTER_PROMISCUOUS};
+use kernel::prelude::*;
+
+/// Groups of a host, at most.
+const MOST_GROUPS: usize = 128;
+/// Numbers of VLANs are below this.
+const VLANS: usize = 4096;
+
+/// What a host wants.
+pub(super) struct Filter {
+    pub(super) mac: MacAddress,
+    /// `FILTER_*`.
+    pub(super) flags: u32,
+    groups: KVec<MacAddress>,
+    vlans: [u64; VLANS / 64],
+}
+
+impl Filter {
+    /// Frames for `mac`, and for all.
+    pub(super) fn new(mac: MacAddress) -> Result<Self> {
+        Ok(Self {
+            mac,
+            flags: 0,
+            // It does not grow: that is done with a lock held.
+            groups: KVec::with_capacity(MOST_GROUPS, GFP_KERNEL)?,
+            vlans: [0; VLANS / 64],
+        })
+    }
+
+    /// Whether a frame is wanted.
+    pub(super) fn wants(&self, header: &EthernetHeader, vlan: Option<u16>) -> bool {
+        if self.flags & FILTER_PROMISCUOUS != 0 {
+            return true;
+        }
+        // Number 0 is a priority without a VLAN.
+        if vlan.is_some_and(|vlan| vlan != 0 && !self.has_vlan(vlan)) {
+            return false;
+        }
+        let to = header.destination;
+        to == self.mac
+            || to == MacAddress::BROADCAST
+            || to.is_group() && (self.flags & FILTER_ALL_MULTICAST != 0 || self.has_group(to))
+    }
+
+    pub(super) fn has_group(&self, group: MacAddress) -> bool {
+        self.groups.contains(&group)
+    }
+
+    /// Adds a group; `ENOSPC` where there are too many.
+    pub(super) fn add_group(&mut self, group: MacAddress) -> Result {
+        if self.has_group(group) {
+            return Ok(());
+        }
+        self.groups.push_within_capacity(group).map_err(|_| ENOSPC)
+    }
+
+    pub(super) fn remove_group(&mut self, group: MacAddress) {
+        self.groups.retain(|other| *other != group);
+    }
+
+    pub(super) fn has_vlan(&self, vlan: u16) -> bool {
+        let word = self.vlans.get(usize::from(vlan) / 64);
+        word.is_some_and(|word| word & (1 << (vlan % 64)) != 0)
+    }
+
+    pub(super) fn set_vlan(&mut self, vlan: u16, is_wanted: bool) {
+        if let Some(word) = self.vlans.get_mut(usize::from(vlan) / 64) {
+            let bit = 1 << (vlan % 64);
+            *word = if is_wanted { *word | bit } else { *word & !bit };
+        }
+    }
+}
+
+#[kunit_tests(rust_rdma_split_filter)]
+mod tests {
+    use super::*;
+
+    const OWN: MacAddress = MacAddress([2, 0, 0, 0, 0, 1]);
+    const OTHER: MacAddress = MacAddress([2, 0, 0, 0, 0, 2]);
+    const GROUP: MacAddress = MacAddress([0x33, 0x33, 0, 0, 0, 1]);
+
+    fn to(destination: MacAddress) -> EthernetHeader {
+        EthernetHeader {
+            destination,
+            source: OTHER,
+            protocol: 0x0800,
+        }
+    }
+
+    #[test]
+    fn a_host_gets_what_is_for_it_and_for_all() -> Result {
+        let filter = Filter::new(OWN)?;
+        assert!(filter.wants(&to(OWN), None));
+        assert!(filter.wants(&to(MacAddress::BROADCAST), None));
+        assert!(!filter.wants(&to(OTHER), None));
+        assert!(!filter.wants(&to(GROUP), None));
+        Ok(())
+    }
+
+    #[test]
+    fn a_host_gets_its_groups_while_it_wants_them() -> Result {
+        let mut filter = Filter::new(OWN)?;
+        filter.add_group(GROUP)?;
+        filter.add_group(GROUP)?;
+        assert!(filter.wants(&to(GROUP), None));
+        filter.remove_group(GROUP);
+        assert!(!filter.wants(&to(GROUP), None));
+        filter.flags = FILTER_ALL_MULTICAST;
+        assert!(filter.wants(&to(GROUP), None));
+        assert!(!filter.wants(&to(OTHER), None));
+        filter.flags = FILTER_PROMISCUOUS;
+        assert!(filter.wants(&to(OTHER), Some(7)));
+        Ok(())
+    }
+
+    #[test]
+    fn there_are_so_many_groups_and_no_more() -> Result {
+        let mut filter = Filter::new(OWN)?;
+        let group = |number: usize| MacAddress([0x33, 0x33, 0, 0, 1, number as u8]);
+        for number in 0..MOST_GROUPS {
+            filter.add_group(group(number))?;
+        }
+        assert_eq!(filter.add_group(GROUP), Err(ENOSPC));
+        filter.remove_group(group(3));
+        filter.add_group(GROUP)?;
+        Ok(())
+    }
+
+    #[test]
+    fn a_host_gets_its_vlans_only() -> Result {
+        let mut filter = Filter::new(OWN)?;
+        assert!(filter.wants(&to(OWN), Some(0)));
+        assert!(!filter.wants(&to(OWN), Some(4094)));
+        filter.set_vlan(4094, true);
+        assert!(filter.wants(&to(OWN), Some(4094)));
+        assert!(!filter.wants(&to(OTHER), Some(4094)));
+        assert!(!filter.wants(&to(OWN), Some(4093)));
+        filter.set_vlan(4094, false);
+        assert!(!filter.wants(&to(OWN), Some(4094)));
+        Ok(())
+    }
+}

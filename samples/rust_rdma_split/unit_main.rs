@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The I/O unit of the split driver: lends an interface of its machine to hosts.
+//!
+//! ```text
+//! modprobe rust_rdma_split_unit lan=eth1
+//! cat /sys/kernel/debug/rust_rdma_split_unit/hosts
+//! ```
+//!
+//! Each host has an address of its own on the LAN. Frames to it, to its groups, or to all go to the host; its frames
+//! go to the LAN, and to other hosts of this I/O unit. The machine keeps its interface: its own frames come and go as
+//! before. As with macvlan, machine and hosts do not reach each other by that interface.
+//! `Documentation/split.md` has the protocol; `unit/` what is done with frames and requests.
+
+#[path = "../../rust/bindings/mod.rs"]
+pub mod bindings;
+#[path = "../../rust/kernel_ext/mod.rs"]
+pub mod kernel_ext;
+#[path = "../../rust/net/mod.rs"]
+pub mod net;
+#[path = "src/protocol/mod.rs"]
+pub mod protocol;
+#[path = "../../rust/rdma/mod.rs"]
+pub mod rdma;
+#[path = "../../rust/rdma_cm/mod.rs"]
+pub mod rdma_cm;
+
+pub mod frames;
+pub mod link;
+pub mod unit;
+
+use frames::{DEFAULT_PORT, MAX_MTU, OVERHEAD};
+use kernel::debugfs;
+use kernel::prelude::*;
+use link::{Listener, Options};
+use protocol::{Service, Variant};
+use unit::{Hosts, Lent, Unit};
+
+module_string!(lan, "Name of the interface that is lent to hosts");
+
+module! {
+    type: UnitModule,
+    name: "rust_rdma_split_unit",
+    authors: ["Ferrite contributors"],
+    description: "Lends a network interface to hosts at the far end of RDMA connections",
+    license: "GPL",
+    params: {
+        port: u16 {
+            default: 18530,
+            description: "Where hosts connect to",
+        },
+        hosts: u32 {
+            default: 64,
+            description: "Hosts at a time, at most",
+        },
+        threshold: u32 {
+            default: 256,
+            description: "Frames of up to so many bytes travel in messages",
+        },
+        separate_indication: u8 {
+            default: 0,
+            description: "1: a message tells of each write, in place of immediate data",
+        },
+    },
+}
+
+// What `module!` takes is a number only.
+const _: () = assert!(DEFAULT_PORT == 18530);
+
+/// The module: one interface, if it was told which.
+struct UnitModule {
+    _serving: Option<Serving>,
+}
+
+struct Serving {
+    // In this order: without a listener there is no host, and nobody uses the interface.
+    _listener: Listener<Unit>,
+    _shown: Pin<KBox<debugfs::File<Hosts>>>,
+    _folder: debugfs::Dir,
+    _lent: Lent,
+}
+
+impl kernel::Module for UnitModule {
+    fn init(_module: &'static ThisModule) -> Result<Self> {
+        let name = lan.get();
+        if name.is_empty() {
+            pr_info!("there is nothing to lend: lan=INTERFACE\n");
+            return Ok(Self { _serving: None });
+        }
+        let most = *module_parameters::hosts.value() as usize;
+        let lent = Lent::new(name, most)?;
+        let mut options = Options::new(Service::Acknowledged, Variant::Push, MAX_MTU + OVERHEAD);
+        options.threshold = *module_parameters::threshold.value();
+        options.separate_indication = *module_parameters::separate_indication.value() != 0;
+        options.hosts = most;
+        let folder = debugfs::Dir::new(c"rust_rdma_split_unit");
+        let shown = KBox::pin_init(
+            folder.read_only_file(c"hosts", Ok::<_, Error>(lent.hosts())),
+            GFP_KERNEL,
+        )?;
+        let listener = Listener::new(*module_parameters::port.value(), options, lent.unit()?)?;
+        Ok(Self {
+            _serving: Some(Serving {
+                _listener: listener,
+                _shown: shown,
+                _folder: folder,
+                _lent: lent,
+            }),
+        })
+    }
+}
