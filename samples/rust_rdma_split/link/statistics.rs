@@ -3,7 +3,6 @@
 //! What a link has counted, by name.
 
 use crate::protocol::{Counters, Violation, VIOLATIONS};
-use kernel::prelude::*;
 use kernel::sync::atomic::{Atomic, Relaxed};
 
 macro_rules! traffic {
@@ -156,6 +155,7 @@ impl Statistics {
 #[kunit_tests(rust_rdma_split_statistics)]
 mod tests {
     use super::*;
+    use kernel::prelude::*;
 
     #[test]
     fn each_number_has_a_name_of_its_own_that_fits_ethtool() {

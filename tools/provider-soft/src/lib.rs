@@ -156,10 +156,10 @@ unsafe extern "C" fn alloc_context(
     _private: *mut c_void,
 ) -> *mut verbs_context {
     let (size, driver) = (size_of::<verbs_context>(), RDMA_DRIVER_UNKNOWN);
+    let none = ptr::null_mut();
     // SAFETY: the arguments are libibverbs' own; the context is all that is allocated.
-    let context: *mut verbs_context =
-        unsafe { _verbs_init_and_alloc_context(device, cmd_fd, size, ptr::null_mut(), driver) }
-            .cast();
+    let context = unsafe { _verbs_init_and_alloc_context(device, cmd_fd, size, none, driver) };
+    let context: *mut verbs_context = context.cast();
     if context.is_null() {
         return ptr::null_mut();
     }
