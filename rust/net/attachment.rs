@@ -280,7 +280,7 @@ impl<U: Upper> Inner<U> {
     ) -> bindings::rx_handler_result_t {
         // SAFETY: The caller vouches for the buffer, whose count passes to this. It may have others.
         let shared = unsafe { *slot };
-        // SAFETY: As above. The count passes to the function, and that of its result to us.
+        // SAFETY: The buffer is valid, and its count ours. It passes to the function, and that of its result to us.
         let skb = unsafe { Skb::from_raw(bindings::skb_share_check(shared, bindings::GFP_ATOMIC)) };
         let Some(skb) = skb else {
             return bindings::rx_handler_result_RX_HANDLER_CONSUMED;

@@ -210,7 +210,7 @@ pub struct Device<D: Driver> {
 
 // SAFETY: The core's part is used from any task, under locks of its own; data and queues are `Send` and `Sync`.
 unsafe impl<D: Driver> Send for Device<D> {}
-// SAFETY: As above.
+// SAFETY: The core's part is used by any number of tasks, under locks of its own; data and queues are `Sync`.
 unsafe impl<D: Driver> Sync for Device<D> {}
 
 /// What is behind the core's structure.
@@ -453,7 +453,7 @@ pub struct Hold<D: Driver>(NonNull<Device<D>>);
 
 // SAFETY: A count may be given back by any task; `Device<D>` is `Send` and `Sync`.
 unsafe impl<D: Driver> Send for Hold<D> {}
-// SAFETY: As above.
+// SAFETY: It shows a `Device<D>`, which is `Sync`.
 unsafe impl<D: Driver> Sync for Hold<D> {}
 
 impl<D: Driver> Deref for Hold<D> {
@@ -507,7 +507,7 @@ struct Allocated<D: Driver>(NonNull<bindings::net_device>, PhantomData<D>);
 
 // SAFETY: A device belongs to no task, and what is in it is `Send` and `Sync`.
 unsafe impl<D: Driver> Send for Allocated<D> {}
-// SAFETY: As above.
+// SAFETY: Nothing is done with a shared one.
 unsafe impl<D: Driver> Sync for Allocated<D> {}
 
 impl<D: Driver> Drop for Allocated<D> {
@@ -573,31 +573,32 @@ impl<D: Driver> Unregistered<D> {
             return Err(err.into());
         }
         // SAFETY: The device is ours. The tables are static.
+        unsafe { bindings::netdev_set_ops(raw.as_ptr(), &ops.netdev, &ops.ethtool) };
+        let (mtu, max_mtu) = (config.mtu, config.max_mtu);
+        // SAFETY: The device is ours, and nobody else knows it yet.
         unsafe {
-            bindings::netdev_set_ops(raw.as_ptr(), &ops.netdev, &ops.ethtool);
             bindings::netdev_set_priv_flags(raw.as_ptr());
-            bindings::netdev_set_mtu_range(
-                raw.as_ptr(),
-                config.mtu,
-                bindings::ETH_MIN_MTU,
-                config.max_mtu,
-            );
-            if ops.filters_vlans {
-                bindings::netdev_set_filters_vlans(raw.as_ptr());
-            }
-            match &config.mac {
-                Some(mac) => bindings::eth_hw_addr_set(raw.as_ptr(), mac.0.as_ptr()),
-                None => bindings::eth_hw_addr_random(raw.as_ptr()),
-            }
-            if let Some(parent) = config.parent {
-                // `device::Device` is a transparent wrapper of `struct device`. The core takes a count of it.
-                let parent = ptr::from_ref(parent).cast_mut().cast::<bindings::device>();
-                bindings::netdev_set_parent(raw.as_ptr(), parent);
-            }
+            bindings::netdev_set_mtu_range(raw.as_ptr(), mtu, bindings::ETH_MIN_MTU, max_mtu);
+        }
+        if ops.filters_vlans {
+            // SAFETY: The device is ours, and nobody else knows it yet.
+            unsafe { bindings::netdev_set_filters_vlans(raw.as_ptr()) };
+        }
+        match &config.mac {
+            // SAFETY: The device is ours, and was allocated with room for the six bytes of an address.
+            Some(mac) => unsafe { bindings::eth_hw_addr_set(raw.as_ptr(), mac.0.as_ptr()) },
+            // SAFETY: The device is ours, and was allocated with room for an address.
+            None => unsafe { bindings::eth_hw_addr_random(raw.as_ptr()) },
+        }
+        if let Some(parent) = config.parent {
+            let parent = ptr::from_ref(parent).cast_mut().cast::<bindings::device>();
+            // SAFETY: The device is ours. `device::Device` is a transparent wrapper of `struct device`, of which the
+            // core takes a count.
+            unsafe { bindings::netdev_set_parent(raw.as_ptr(), parent) };
         }
         // INVARIANT: Initialised above.
         let device = Allocated(raw, PhantomData);
-        // SAFETY: As above.
+        // SAFETY: Its private part was initialised above.
         for napi in unsafe { Device::<D>::from_raw(raw.as_ptr()) }.napis() {
             // SAFETY: Where it is does not change, and it is deleted before the device is freed. Not null, as was
             // checked above, where there are any.
@@ -795,7 +796,7 @@ unsafe extern "C" fn set_mac_address<D: MacOps>(
         // SAFETY: The address is behind the two bytes of its family, and has six.
         let mac = unsafe { address.cast::<u8>().add(2).cast::<[u8; 6]>().read() };
         D::set_mac(device, &rtnl, MacAddress(mac))?;
-        // SAFETY: As above.
+        // SAFETY: The caller vouches for the device, which RTNL is held for, and for the address.
         unsafe { bindings::eth_commit_mac_addr_change(dev, address) };
         Ok(0)
     })

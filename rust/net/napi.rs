@@ -36,7 +36,7 @@ pub struct Napi<D: Driver> {
 
 // SAFETY: The core's part is used from any task, and the queue is `Send` and `Sync`.
 unsafe impl<D: Driver> Send for Napi<D> {}
-// SAFETY: As above.
+// SAFETY: The core's part has a state of its own that is changed atomically, and the queue is `Sync`.
 unsafe impl<D: Driver> Sync for Napi<D> {}
 
 impl<D: Driver> Napi<D> {
@@ -72,7 +72,7 @@ impl<D: Driver> Napi<D> {
 
     /// The same from anywhere but interrupts.
     pub fn schedule_from_task(&self) {
-        // SAFETY: As above. Bottom halves are enabled as often as disabled; that is what has it polled.
+        // SAFETY: It was added to its device, which the reference keeps. Bottom halves are enabled as often as disabled; that is what has it polled.
         unsafe {
             bindings::local_bh_disable();
             bindings::napi_schedule(self.as_raw());

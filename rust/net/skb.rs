@@ -270,7 +270,7 @@ impl Skb {
         // Pieces are welcome: the bytes are copied anyway.
         let features = 1u64 << bindings::NETIF_F_SG_BIT;
         // SAFETY: The buffer is valid and ours, and its first byte is that of its Ethernet header. The function
-        // checks the rest, for frames of others arrive here as well (as in openvswitch).
+        // checks all headers behind it: openvswitch gives it frames of others as well.
         let list = unsafe { bindings::__skb_gso_segment(skb.as_raw(), features, false) };
         let list = from_err_ptr(list)?;
         if list.is_null() {

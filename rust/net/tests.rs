@@ -638,33 +638,36 @@ mod net_tests {
         let table = &Ops::<Echo>::of().ethtool;
         let raw = dev.as_raw();
         let set = bindings::ethtool_stringset_ETH_SS_STATS;
-        // SAFETY: As the core calls them: with a device, and the room that the number of names says, plus one.
-        unsafe {
-            let count = table.get_sset_count.ok_or(EINVAL)?;
-            assert_eq!(count(raw, set as c_int), 3);
-            assert!(count(raw, set as c_int + 1) < 0);
-            let mut names = [[0xaau8; 32]; 4];
-            table.get_strings.ok_or(EINVAL)?(raw, set, names.as_mut_ptr().cast());
-            assert_eq!(&names[0][..6], b"first\0");
-            assert_eq!(&names[1][..7], b"second\0");
-            assert_eq!(&names[2], b"a_name_that_is_much_longer_than\0");
-            assert_eq!(names[3], [0xaa; 32]);
-            let mut head: bindings::ethtool_stats = Default::default();
-            head.n_stats = 3;
-            let mut values = [0xaau64; 4];
-            let get = table.get_ethtool_stats.ok_or(EINVAL)?;
-            get(raw, &mut head, values.as_mut_ptr());
-            assert_eq!(values, [1, 2, 3, 0xaa]);
-            // Not where there is other room.
-            head.n_stats = 2;
-            let mut few = [0xaau64; 3];
-            get(raw, &mut head, few.as_mut_ptr());
-            assert_eq!(few, [0xaa; 3]);
-            let mut info: bindings::ethtool_drvinfo = pin_init::zeroed();
-            table.get_drvinfo.ok_or(EINVAL)?(raw, &mut info);
-            assert_eq!(&info.driver[..10], b"net_kunit\0");
-            assert_eq!(&info.fw_version[..3], b"17\0");
-        }
+        let count = table.get_sset_count.ok_or(EINVAL)?;
+        // SAFETY: The device is registered.
+        let counts = unsafe { (count(raw, set as c_int), count(raw, set as c_int + 1)) };
+        assert_eq!(counts.0, 3);
+        assert!(counts.1 < 0);
+        let mut names = [[0xaau8; 32]; 4];
+        // SAFETY: The device is registered, and there is room for one name more than it has.
+        unsafe { table.get_strings.ok_or(EINVAL)?(raw, set, names.as_mut_ptr().cast()) };
+        assert_eq!(&names[0][..6], b"first\0");
+        assert_eq!(&names[1][..7], b"second\0");
+        assert_eq!(&names[2], b"a_name_that_is_much_longer_than\0");
+        assert_eq!(names[3], [0xaa; 32]);
+        let mut head: bindings::ethtool_stats = Default::default();
+        head.n_stats = 3;
+        let mut values = [0xaau64; 4];
+        let get = table.get_ethtool_stats.ok_or(EINVAL)?;
+        // SAFETY: The device is registered, and there is room for one value more than `head` says.
+        unsafe { get(raw, &mut head, values.as_mut_ptr()) };
+        assert_eq!(values, [1, 2, 3, 0xaa]);
+        // Not where there is other room.
+        head.n_stats = 2;
+        let mut few = [0xaau64; 3];
+        // SAFETY: The device is registered, and there is room for one value more than `head` says.
+        unsafe { get(raw, &mut head, few.as_mut_ptr()) };
+        assert_eq!(few, [0xaa; 3]);
+        let mut info: bindings::ethtool_drvinfo = pin_init::zeroed();
+        // SAFETY: The device is registered, and the structure valid.
+        unsafe { table.get_drvinfo.ok_or(EINVAL)?(raw, &mut info) };
+        assert_eq!(&info.driver[..10], b"net_kunit\0");
+        assert_eq!(&info.fw_version[..3], b"17\0");
         Ok(())
     }
 
@@ -683,30 +686,16 @@ mod net_tests {
         );
         let value = 321u32;
         let mut back = 0u32;
-        // SAFETY: As the core calls them: with a device and a value of that kind.
-        unsafe {
-            assert_eq!(
-                set(dev.as_raw(), &tunable, core::ptr::from_ref(&value).cast()),
-                0
-            );
-            assert_eq!(
-                get(
-                    dev.as_raw(),
-                    &tunable,
-                    core::ptr::from_mut(&mut back).cast()
-                ),
-                0
-            );
-            assert_eq!(back, 321);
-            tunable.len = 8;
-            assert!(
-                get(
-                    dev.as_raw(),
-                    &tunable,
-                    core::ptr::from_mut(&mut back).cast()
-                ) < 0
-            );
-        }
+        let to = core::ptr::from_ref(&value).cast();
+        let from = core::ptr::from_mut(&mut back).cast();
+        // SAFETY: The device is registered, and the value has the four bytes that `tunable` says.
+        assert_eq!(unsafe { set(dev.as_raw(), &tunable, to) }, 0);
+        // SAFETY: The device is registered, and there is room for the four bytes that `tunable` says.
+        assert_eq!(unsafe { get(dev.as_raw(), &tunable, from) }, 0);
+        tunable.len = 8;
+        // SAFETY: The device is registered; what has another length is refused before anything is written.
+        assert!(unsafe { get(dev.as_raw(), &tunable, from) } < 0);
+        assert_eq!(back, 321);
         Ok(())
     }
 

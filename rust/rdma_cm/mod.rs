@@ -260,7 +260,7 @@ pub struct Id<H: Handler> {
 
 // SAFETY: An identifier belongs to no task; the handler can be sent and shared.
 unsafe impl<H: Handler> Send for Id<H> {}
-// SAFETY: Each function takes the lock of the identifier's handler; the rest is made to be shared.
+// SAFETY: Each function takes the lock of the identifier's handler; `Inner` is `Sync`, as `H` is.
 unsafe impl<H: Handler> Sync for Id<H> {}
 
 impl<H: Handler> Id<H> {
@@ -427,7 +427,7 @@ impl<H: Handler> Id<H> {
         // SAFETY: The caller vouches for the event, which is there until this returns; an identifier for connected
         // services has events of connections only.
         let event = unsafe { view(&*event) };
-        // SAFETY: As above.
+        // SAFETY: The context is freed only after the last call of this function.
         let shared = unsafe { inner.as_ref() };
         if event == Event::AddrResolved {
             shared.is_bound.store(true, Release);
@@ -524,7 +524,7 @@ unsafe impl Maker for QpOwner {
         // SAFETY: By the type invariant the identifier is there, and `create_qp`, which has made this value just now, holds
         // the lock of its handler. The caller vouches for the domain and the attributes.
         to_result(unsafe { bindings::rdma_create_qp(raw, pd, attr) })?;
-        // SAFETY: As above; this is the one that was made.
+        // SAFETY: By the type invariant the identifier is there; nobody changes its queue pair, which is the one that was made.
         NonNull::new(unsafe { (*raw).qp }).ok_or(EIO)
     }
 

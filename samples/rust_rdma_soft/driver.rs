@@ -11,10 +11,10 @@ use crate::memory::{Local, Mapping, Pages, MAX_SGE};
 use crate::queue::{Cqe, Op, Recv, Ring, Send, Sweep};
 use crate::rdma::{
     kind, Access, Completions, Cq, CqInitAttr, CqOps, Device, DeviceAttr, DeviceCaps, Driver,
-    FrwrOps, GidAttr, GidOps, Mr, MrOps, Mtu, Netdev, NetdevEvent, NetdevOps, New, Notify, Ops,
-    Pd, PdOps, PortAttr, PortImmutable, Qp, QpAttr, QpCap, QpInitAttr, QpOps, QpQuery, QpState,
-    QpType, QpValues, RecvList, Rtnl, SendFlags, SendList, SendOp, Ucontext, Udata, UserOps,
-    UserRegion, Wc, WcStatus,
+    FrwrOps, GidAttr, GidOps, Mr, MrOps, Mtu, Netdev, NetdevEvent, NetdevOps, New, Notify, Ops, Pd,
+    PdOps, PortAttr, PortImmutable, Qp, QpAttr, QpCap, QpInitAttr, QpOps, QpQuery, QpState, QpType,
+    QpValues, RecvList, Rtnl, SendFlags, SendList, SendOp, Ucontext, Udata, UserOps, UserRegion,
+    Wc, WcStatus,
 };
 use kernel::page::PAGE_SIZE;
 use kernel::prelude::*;
@@ -66,11 +66,7 @@ impl Soft {
 impl Driver for Soft {
     const NAME: &'static CStr = c"soft%d";
     const ABI_VERSION: u32 = 1;
-    const OPS: Ops<Self> = Ops::new()
-        .with_user()
-        .with_gids()
-        .with_netdev()
-        .with_frwr();
+    const OPS: Ops<Self> = Ops::new().with_user().with_gids().with_netdev().with_frwr();
 
     fn query_device(_dev: &Device<Self>) -> Result<DeviceAttr> {
         Ok(DeviceAttr {
