@@ -74,9 +74,10 @@ pub const fn bytes<const N: usize>(text: &str) -> [u8; N] {
 macro_rules! module_string {
     ($name:ident, $words:literal) => {
         #[allow(non_upper_case_globals)]
-        // SAFETY: It is given to the parameter below only, which has no file.
-        static $name: $crate::kernel_ext::module_string::ModuleString =
-            unsafe { $crate::kernel_ext::module_string::ModuleString::new() };
+        static $name: $crate::kernel_ext::module_string::ModuleString = {
+            // SAFETY: It is given to the parameter below only, which has no file.
+            unsafe { $crate::kernel_ext::module_string::ModuleString::new() }
+        };
 
         const _: () = {
             use $crate::kernel_ext::module_string::{bytes, Room, ROOM};

@@ -490,9 +490,10 @@ impl<U: Upper> Handle<U> {
 
     /// Its name; `None` if it is gone.
     pub fn name(&self, rtnl: &Rtnl) -> Option<InterfaceName> {
-        // SAFETY: The interface stays while RTNL is held.
-        self.inner
-            .with(rtnl, |dev| unsafe { InterfaceName::of(dev) })
+        self.inner.with(rtnl, |dev| {
+            // SAFETY: The interface stays while RTNL is held.
+            unsafe { InterfaceName::of(dev) }
+        })
     }
 
     /// Has it receive more frames, until the result is dropped. `ENODEV` if it is gone. Takes RTNL.

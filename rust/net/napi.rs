@@ -133,10 +133,12 @@ unsafe extern "C" fn poll<D: NapiOps>(
     };
     let budget = budget as u32;
     let work = D::poll(&context, budget).min(budget) as kernel::ffi::c_int;
+    if work == budget as kernel::ffi::c_int {
+        return work;
+    }
     // SAFETY: It is being polled here, and less was done than could be; what is returned says the same.
-    if work < budget as kernel::ffi::c_int
-        && unsafe { bindings::napi_complete_done(napi.as_raw(), work) }
-    {
+    let is_complete = unsafe { bindings::napi_complete_done(napi.as_raw(), work) };
+    if is_complete {
         D::polled(napi);
     }
     work

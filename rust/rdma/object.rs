@@ -326,7 +326,7 @@ impl<K: Kind<D>, D: Driver> Object<K, D> {
         unsafe { Device::from_raw(K::device(self.raw.get())) }
     }
 
-    /// A counted reference; `None` while the object ends, when those that there are are waited for.
+    /// A counted reference; `None` while the object ends, when those that exist are waited for.
     ///
     /// Destroying the object waits for it: the driver has to drop it (take it out of its tables)
     /// in the object's `destroy` operation at the latest.

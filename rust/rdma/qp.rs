@@ -798,11 +798,12 @@ impl<'a> QpQuery<'a> {
         let raw = qp.as_raw();
         // SAFETY: `qp` is not freed, and neither type nor context change after creation. No reference is made
         // to other fields, which may.
-        (self.init.qp_type, self.init.qp_context) = unsafe { ((*raw).qp_type, (*raw).qp_context) };
+        let (qp_type, context) = unsafe { ((*raw).qp_type, (*raw).qp_context) };
+        (self.init.qp_type, self.init.qp_context) = (qp_type, context);
         // SAFETY: `qp` is not freed, and its queues do not change after creation. No reference is made to
         // other fields, which may.
-        (self.init.send_cq, self.init.recv_cq, self.init.srq) =
-            unsafe { ((*raw).send_cq, (*raw).recv_cq, (*raw).srq) };
+        let (send_cq, recv_cq, srq) = unsafe { ((*raw).send_cq, (*raw).recv_cq, (*raw).srq) };
+        (self.init.send_cq, self.init.recv_cq, self.init.srq) = (send_cq, recv_cq, srq);
     }
 
     /// Writes all attributes.

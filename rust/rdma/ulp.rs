@@ -920,8 +920,8 @@ impl Qp {
         let client = pd.lease().client().as_char_ptr();
         // SAFETY: The queue pair keeps protection domain and completion queue for as long as it is there; the
         // attributes are a local, and the name is static.
-        let raw =
-            from_err_ptr(unsafe { bindings::ib_create_qp_kernel(pd.as_raw(), &mut attr, client) })?;
+        let made = unsafe { bindings::ib_create_qp_kernel(pd.as_raw(), &mut attr, client) };
+        let raw = from_err_ptr(made)?;
         // INVARIANT: Made just now.
         Ok(Self {
             raw: NonNull::new(raw).ok_or(ENOMEM)?,

@@ -3,6 +3,8 @@
 //! What a link has counted, by name.
 
 use crate::protocol::{Counters, Violation, VIOLATIONS};
+#[cfg(not(rdma_cm_no_tests))]
+use kernel::prelude::*;
 use kernel::sync::atomic::{Atomic, Relaxed};
 
 macro_rules! traffic {
@@ -155,7 +157,6 @@ impl Statistics {
 #[kunit_tests(rust_rdma_split_statistics)]
 mod tests {
     use super::*;
-    use kernel::prelude::*;
 
     #[test]
     fn each_number_has_a_name_of_its_own_that_fits_ethtool() {
