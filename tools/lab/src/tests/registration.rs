@@ -57,6 +57,10 @@ pub const SLOW: &[VmTest] = &[
         pending_and_failed_keys,
     ),
     VmTest::new(
+        "a registration that failed is told of, and is ended or mended like any other",
+        failed_registration,
+    ),
+    VmTest::new(
         "control doorbells come late: what uses a key finds it",
         overtaken_doorbells,
     ),
@@ -316,6 +320,61 @@ fn pending_and_failed_keys(cluster: &Cluster) -> Result<()> {
                 "no registration failed"
             );
         }
+        Ok(())
+    })
+}
+
+/// Registers what cannot be, says what the kernel tells of it then, mends it, and says so again.
+fn register_failing() -> String {
+    format!(
+        r#"
+dmesg -C
+python3 - <<'END'
+import ctypes, mmap, subprocess, time
+from pyverbs.device import Context
+from pyverbs.enums import IBV_ACCESS_LOCAL_WRITE, IBV_REREG_MR_CHANGE_TRANSLATION
+from pyverbs.mr import MR
+from pyverbs.pd import PD
+
+def shown():
+    return subprocess.check_output(["rdma", "-dd", "resource", "show", "mr"], text=True)
+
+memory = mmap.mmap(-1, {FAIL_LENGTH})
+address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+with Context(name="ferrite0") as context, PD(context) as pd:
+    for mends in (False, True):
+        region = MR(pd, {FAIL_LENGTH}, IBV_ACCESS_LOCAL_WRITE, address)
+        for _ in range(600):
+            if "registration pending" not in shown():
+                break
+            time.sleep(0.05)
+        print("before:", " ".join(shown().split()))
+        if mends:
+            region.rereg(IBV_REREG_MR_CHANGE_TRANSLATION, addr=address, length=4096)
+            print("after:", " ".join(shown().split()))
+        region.close()
+END
+dmesg"#
+    )
+}
+
+fn failed_registration(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    let rules = json!({"cmd": "misbehave", "fail_length": FAIL_LENGTH});
+    with_rules(cluster, &rules, || {
+        let said = one.sh_in(&register_failing(), PATIENCE)?;
+        let told = |when: &'static str| said.lines().filter(move |line| line.starts_with(when));
+        let failed = |line: &&str| {
+            line.contains("registration failed") && line.contains("registration_errno")
+        };
+        ensure!(
+            told("before:").count() == 2
+                && told("before:").all(|line| failed(&line))
+                && told("after:").count() == 1
+                && !told("after:").any(|line| line.contains("registration"))
+                && said.contains("a registration failed after its key was given out"),
+            "{said}"
+        );
         Ok(())
     })
 }
