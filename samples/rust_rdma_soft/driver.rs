@@ -419,6 +419,11 @@ impl QpOps for Soft {
     fn destroy_qp(qp: &Qp<Self>) -> Result {
         let mut objects = qp.device().engine.objects.lock();
         objects.qps.set(qp.number(), None);
+        // Its number may be another's next, who must not find somebody connected with it. Who is failed is flushed by
+        // the kick below.
+        if let Some(peer) = objects.connected_with(qp) {
+            fail(peer);
+        }
         // Of those that it is counted by, the completions are left.
         purge(qp);
         drop(objects);

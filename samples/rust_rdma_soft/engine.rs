@@ -212,6 +212,14 @@ impl Objects {
         }
     }
 
+    /// The queue pair that one was connected with, if that still is.
+    pub(crate) fn connected_with(&self, qp: &Qp<Soft>) -> Option<&QpRef<Soft>> {
+        let peer = self.qps.get(qp.values.lock().dest_qp_num)?;
+        let values = peer.values.lock();
+        let is_connected = matches!(values.state, QpState::Rtr | QpState::Rts | QpState::Sqd);
+        (is_connected && values.dest_qp_num == qp.number()).then_some(peer)
+    }
+
     /// The queue pair that one is connected with.
     fn peer(&self, qp: &Qp<Soft>, values: &QpValues) -> Result<Peer<'_>, WcStatus> {
         let peer = self.qps.get(values.dest_qp_num);

@@ -438,9 +438,38 @@ impl Test for Hollow {
     }
 }
 
+/// The number of a queue pair that is gone is the next one's, which is connected with nobody for that.
+struct Abandoned;
+
+impl Test for Abandoned {
+    fn run(lease: &Lease) -> Result {
+        let pd = Pd::new(lease)?;
+        let cqs = [Cq::new(lease, ENTRIES, 0)?, Cq::new(lease, ENTRIES, 0)?];
+        let Pair {
+            near, far, buffer, ..
+        } = Pair::new(lease, &pd, &cqs)?;
+        let received = near.recv(&buffer, 0..64)?;
+        let number = far.number();
+        drop(far);
+        ended(received, WcStatus::WorkRequestFlushed)?;
+        check!(near.state()? == QpState::Err);
+        let limits = QpLimits {
+            sends: SENDS,
+            recvs: SENDS,
+        };
+        check!(Qp::new(&pd, &cqs[1], limits)?.number() == number);
+        Ok(())
+    }
+}
+
 #[kunit_tests(rust_rdma_soft_device)]
 mod device {
     use super::*;
+
+    #[test]
+    fn who_is_left_alone_is_not_found_by_another_of_that_number() -> Result {
+        with_device::<Abandoned>()
+    }
 
     #[test]
     fn a_queue_pair_whose_sends_are_drained_receives() -> Result {

@@ -71,6 +71,10 @@ use crate::{
 };
 use core::cell::Cell;
 use kernel::{
+    alloc::flags::{
+        GFP_NOWAIT,
+        __GFP_NOWARN, //
+    },
     device::{
         Bound,
         Device, //
@@ -567,15 +571,16 @@ impl Cqp {
         payload: &P,
         about: (PostedFor, u32),
     ) -> Result<Option<Posted>> {
+        // What ends objects may be what gives memory back: a kernel user that reconnects a disk ends its regions
+        // first, and reclaim may wait for that disk.
+        let flags = match about.0 {
+            PostedFor::Release => GFP_NOWAIT | __GFP_NOWARN,
+            PostedFor::Making => GFP_KERNEL_ACCOUNT,
+        };
         let mut entry = CommandEntry::new(opcode, 0, (0, 0), payload);
         // Places of what was posted before get free, and who posts learns early what failed.
         self.poll(bars);
-        let post = Post::new(
-            &self.requests,
-            manner.user,
-            manner.class,
-            GFP_KERNEL_ACCOUNT,
-        );
+        let post = Post::new(&self.requests, manner.user, manner.class, flags);
         // Who has no memory for that waits.
         if let Ok(post) = post {
             let ring = self.queue(bars.doorbells);
