@@ -4,6 +4,7 @@
 
 use super::device::Split;
 use super::Wire;
+use crate::frames::MAX_MTU;
 use crate::kernel_ext::workqueue::{flush_delayed, hasten, OwnedQueue};
 use crate::link::{Link, CONFIG_MAX};
 use crate::net::{Hold, MacAddress, Rtnl};
@@ -251,7 +252,7 @@ fn limit_mtu(dev: &Hold<Split>, applied: &mut Applied, mtu: u32) {
     applied.limit = Some(mtu);
     dev.far.lock().link.mtu = mtu;
     Rtnl::with(|rtnl| {
-        dev.set_max_mtu(rtnl, mtu.min(crate::frames::MAX_MTU));
+        dev.set_max_mtu(rtnl, mtu.min(MAX_MTU));
         if dev.mtu() > mtu && dev.request_mtu(rtnl, mtu).is_ok() {
             pr_info!("{}: MTU {}, as the far interface has\n", dev.name(), mtu);
         }

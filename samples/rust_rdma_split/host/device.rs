@@ -4,7 +4,7 @@
 
 use super::agent::Agent;
 use super::{refuse, Wire};
-use crate::frames::OVERHEAD;
+use crate::frames::{MAX_MTU, OVERHEAD};
 use crate::kernel_ext::spinlock::{new_irq_spinlock, IrqSpinLock};
 use crate::link::{self, Link};
 use crate::net::{
@@ -192,7 +192,7 @@ impl crate::net::Driver for Split {
         };
         let length = skb.len();
         // Nothing makes room for such a frame, so that it does not wait.
-        let most = dev.far.lock().link.mtu + OVERHEAD;
+        let most = dev.far.lock().link.mtu.min(MAX_MTU) + OVERHEAD;
         if length > most as usize {
             refuse(dev, skb, DropReason::TooLarge);
             return Xmit::Taken;

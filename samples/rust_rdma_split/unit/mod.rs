@@ -17,7 +17,7 @@ use crate::net::{
     Attachment, EthernetHeader, Handle, InterfaceEvent, InterfaceState, MacAddress, Received, Rtnl,
     Skb, Upper, Verdict,
 };
-use crate::protocol::{Link as LanLink, LINK_FULL_DUPLEX, LINK_UP};
+use crate::protocol::{Link as LanLink, LINK_FULL_DUPLEX, LINK_UP, MTU_MAX};
 use kernel::fmt;
 use kernel::prelude::*;
 use kernel::sync::atomic::{Atomic, Relaxed};
@@ -218,7 +218,8 @@ impl Lan {
                 like.link = LanLink {
                     flags: up | duplex,
                     speed: state.link.speed.unwrap_or(0),
-                    mtu: state.mtu,
+                    // Hosts are told of no larger one.
+                    mtu: state.mtu.min(MTU_MAX),
                 };
             }
             None => like.link.flags = 0,
