@@ -125,6 +125,8 @@ pub(super) struct State<O: Owner> {
     pub(super) news: KVec<News>,
     pub(super) incoming_control: Option<Id<Events<O>>>,
     pub(super) incoming_data: Option<Id<Events<O>>>,
+    /// The host has asked for its data channel, which it does once on a connection.
+    pub(super) has_data: bool,
     pub(super) fault: Option<Fault>,
     pub(super) question: Option<Question>,
     pub(super) reply: Option<Reply>,
@@ -149,6 +151,7 @@ impl<O: Owner> State<O> {
             news: KVec::with_capacity(NEWS, GFP_KERNEL)?,
             incoming_control: None,
             incoming_data: None,
+            has_data: false,
             fault: None,
             question: None,
             reply: None,

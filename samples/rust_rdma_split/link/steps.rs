@@ -153,6 +153,16 @@ fn failed(_error: Error) -> Fault {
     Fault::Failed
 }
 
+/// Puts an identifier where there is none. One that is there is not replaced: dropping it waits for its queue pair,
+/// which this task has to end first.
+fn fill<T>(place: &mut Option<T>, id: T) -> core::result::Result<(), Fault> {
+    if place.is_some() {
+        return Err(Fault::Peer);
+    }
+    *place = Some(id);
+    Ok(())
+}
+
 impl<O: Owner> Steps<O> {
     pub(super) fn new(peer: Option<SocketAddr>) -> Self {
         Self {
@@ -216,16 +226,17 @@ impl<O: Owner> Shared<O> {
 
         let mut result = Ok(());
         if let Some(id) = tasks.control {
-            steps.control = Some(id);
-            steps.deadline = Some(now + CONNECT);
-            result = self.accept_control(&mut steps).map_err(failed);
+            result = fill(&mut steps.control, id).and_then(|()| {
+                steps.deadline = Some(now + CONNECT);
+                self.accept_control(&mut steps).map_err(failed)
+            });
         }
         for news in tasks.news {
             result = result.and_then(|()| self.happened(&mut steps, news));
         }
         if let Some(id) = tasks.data {
             result = result.and_then(|()| {
-                steps.data = Some(id);
+                fill(&mut steps.data, id)?;
                 self.accept_data(&mut steps).map_err(failed)
             });
         }
@@ -424,8 +435,7 @@ impl<O: Owner> Shared<O> {
             let id = self
                 .resolve(steps, protocol::Channel::Data)
                 .map_err(failed)?;
-            steps.data = Some(id);
-            return Ok(());
+            return fill(&mut steps.data, id);
         }
         self.up(steps);
         Ok(())
@@ -675,6 +685,7 @@ impl<O: Owner> Shared<O> {
             state.fault = None;
             state.question = None;
             state.reply = None;
+            state.has_data = false;
             (
                 state.live.take(),
                 core::mem::take(&mut state.is_up),
@@ -803,6 +814,14 @@ mod tests {
         }
         assert_eq!(before, Backoff::LONGEST);
         assert_eq!(Backoff::new().next(), Backoff::SHORTEST);
+    }
+
+    #[test]
+    fn a_channel_that_is_there_is_not_replaced() {
+        let mut place = None;
+        assert_eq!(fill(&mut place, 1), Ok(()));
+        assert_eq!(fill(&mut place, 2), Err(Fault::Peer));
+        assert_eq!(place, Some(1));
     }
 
     #[test]
