@@ -10,6 +10,7 @@ mod filter;
 mod port;
 
 use crate::frames::OVERHEAD;
+use crate::kernel_ext::rcu;
 use crate::kernel_ext::spinlock::{new_irq_spinlock, IrqSpinLock};
 use crate::kernel_ext::workqueue::OwnedQueue;
 use crate::link::{Factory, Link};
@@ -96,6 +97,9 @@ impl Factory for Unit {
 
     fn parted(&self, port: Arc<Port>) {
         self.lan.upper().ports.remove(&port);
+        // Soft interrupts that go through all hosts may have found it before. The last reference is not theirs: with
+        // it goes the link, and with the last of all links their work queues.
+        rcu::synchronize();
         port.forget();
     }
 }
