@@ -16,7 +16,7 @@
 use super::flow::{Channel, Fault, Live, OwnPool, Question, State};
 use super::stock::Stock;
 use super::{Frame, Link, Options, Owner, Place, Shape, Shared, CLIENT, CONFIG_MAX, PATIENCE};
-use crate::kernel_ext::random;
+use crate::kernel_ext::{random, rcu};
 use crate::protocol::{
     self, Join, Layout, PoolKind, PoolOffer, Role, Service, Status, Variant, CONTROL_DEPTH,
     CONTROL_MAX, DATA_HEADER, JOIN_MAGIC, MAX_POOLS, VERSION,
@@ -723,6 +723,10 @@ impl<O: Owner> Shared<O> {
             // Drained: no handler of this connection runs when they are gone.
             drop(data);
             drop(control);
+            // Who sends copies a frame to a chunk that he has taken, without the lock. He gives it up once he finds that
+            // the connection is over: in a soft interrupt, where no memory of a device can be freed. So all others
+            // stay until then.
+            rcu::synchronize();
             self.take_leftovers(&pools, owner.as_deref());
             drop((pools, rooms, reads, control_rooms, retired));
             drop::<KVec<Keep>>(keeps);
