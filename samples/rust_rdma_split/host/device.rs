@@ -13,7 +13,7 @@ use crate::net::{
     StatisticsOps, VlanOps, Xmit,
 };
 use crate::protocol::{
-    Link as FarLink, Statistics as FarStatistics, FILTER_ALL_MULTICAST, FILTER_PROMISCUOUS,
+    Link as FarLink, Statistics as FarStatistics, Unsent, FILTER_ALL_MULTICAST, FILTER_PROMISCUOUS,
     LINK_FULL_DUPLEX, LINK_UP,
 };
 use kernel::prelude::*;
@@ -197,26 +197,27 @@ impl crate::net::Driver for Split {
             refuse(dev, skb, DropReason::TooLarge);
             return Xmit::Taken;
         }
-        if !link.can_send(length) {
-            if !link.is_up() {
-                refuse(dev, skb, DropReason::NotReady);
-                return Xmit::Taken;
-            }
+        let mut can = link.can_send(length);
+        if can == Err(Unsent::NoElement) {
             dev.stop_queue(0);
             dev.counters.queue_stopped.add(1);
             // There may be room since, and nobody tells again.
-            if !link.can_send(length) {
+            can = link.can_send(length);
+            if can == Err(Unsent::NoElement) {
                 return Xmit::Busy(skb);
             }
             dev.wake_queue(0);
         }
-        match link.send(&skb) {
+        match can.and_then(|()| link.send(&skb)) {
             Ok(()) => {
                 dev.counters.tx_packets.add(1);
                 dev.counters.tx_bytes.add(length);
                 skb.consume();
             }
-            Err(_) => refuse(dev, skb, DropReason::QueueFull),
+            // Nothing makes room for it, so that it does not wait.
+            Err(Unsent::TooLarge | Unsent::Empty) => refuse(dev, skb, DropReason::TooLarge),
+            Err(Unsent::Closed) => refuse(dev, skb, DropReason::NotReady),
+            Err(Unsent::NoElement) => refuse(dev, skb, DropReason::QueueFull),
         }
         Xmit::Taken
     }

@@ -649,16 +649,20 @@ impl<O: Owner> Shared<O> {
         }
     }
 
-    pub(super) fn can_send(&self, length: usize) -> bool {
+    pub(super) fn can_send(&self, length: usize) -> core::result::Result<(), Unsent> {
+        let size = u32::try_from(length).map_err(|_| Unsent::TooLarge)?;
         let mut guard = self.state.lock();
         let state = &mut *guard;
         let has_room = match &state.live {
-            Some(live) if state.is_up => live.rooms.has(DATA_HEADER + length),
-            _ => false,
+            Some(live) if state.is_up => match DATA_HEADER + length {
+                length if live.rooms.has(length) => Ok(()),
+                length if live.rooms.fits(length) => Err(Unsent::NoElement),
+                _ => Err(Unsent::TooLarge),
+            },
+            _ => Err(Unsent::Closed),
         };
-        let can =
-            has_room && u32::try_from(length).is_ok_and(|length| state.endpoint.can_send(length));
-        state.is_starved |= !can;
+        let can = has_room.and_then(|()| state.endpoint.can_send(size));
+        state.is_starved |= can.is_err();
         can
     }
 
@@ -746,6 +750,9 @@ impl<O: Owner> Shared<O> {
         // For the case that it travels in a message.
         let Some(mut chunk) = live.rooms.take(size) else {
             self.traffic.dropped_no_room.add();
+            if !live.rooms.fits(size) {
+                return Err(Unsent::TooLarge);
+            }
             state.is_starved = true;
             return Err(Unsent::NoElement);
         };
