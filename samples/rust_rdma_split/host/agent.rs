@@ -10,10 +10,9 @@ use crate::link::{Link, CONFIG_MAX};
 use crate::net::{Hold, MacAddress, Rtnl};
 use crate::protocol::{
     FilterFlags, Layout, Link as FarLink, MacAddress as FarMac, Mtu, Operation,
-    Statistics as FarStatistics, Vlan, LINK_UP,
+    Statistics as FarStatistics, Vlan,
 };
 use kernel::prelude::*;
-use kernel::sync::atomic::{Acquire, Atomic, Full};
 use kernel::sync::{new_mutex, Arc, Mutex};
 use kernel::time::msecs_to_jiffies;
 use kernel::workqueue::{DelayedWork, WorkItem};
@@ -28,8 +27,6 @@ pub(super) struct Agent {
     /// `None` when it is over.
     #[pin]
     dev: Mutex<Option<Hold<Split>>>,
-    /// Counts connections that came or went.
-    connections: Atomic<u32>,
     /// Held by who asks.
     #[pin]
     applied: Mutex<Applied>,
@@ -86,7 +83,6 @@ impl Agent {
         Arc::pin_init(
             try_pin_init!(Self {
                 dev <- new_mutex!(Some(dev)),
-                connections: Atomic::new(0),
                 applied <- new_mutex!(Applied::new(0)),
                 work <- new_delayed_work!("rust_rdma_split_host_agent"),
                 queue,
@@ -103,12 +99,6 @@ impl Agent {
         }
     }
 
-    /// A connection came up, or is gone. May sleep.
-    pub(super) fn connection_changed(self: &Arc<Self>) {
-        self.connections.fetch_add(1, Full);
-        self.kick();
-    }
-
     /// Lets go of the device, and waits for what is being asked. Sleeps.
     pub(super) fn end(self: &Arc<Self>) {
         let dev = self.dev.lock().take();
@@ -119,13 +109,14 @@ impl Agent {
     /// Tells the I/O unit all that it does not know, and asks how it is.
     fn bring_in_line(&self, dev: &Hold<Split>, link: &Link<Wire>) -> Result {
         let mut applied = self.applied.lock();
-        let connection = self.connections.load(Acquire);
+        let connection = dev.standing.lock().connection;
         if applied.connection != connection {
-            *applied = Applied::new(connection);
-            dev.far.lock().is_configured = false;
+            let mut fresh = Applied::new(connection);
             let Mtu { mtu } = ask(link, Operation::GetMtu)?;
-            limit_mtu(dev, &mut applied, mtu);
-            self.take_far_mac(dev, link, &mut applied)?;
+            limit_mtu(dev, &mut fresh, mtu);
+            self.take_far_mac(dev, link, &mut fresh)?;
+            // Not before all of that was asked.
+            *applied = fresh;
         }
         self.tell_mac(dev, link, &mut applied)?;
         let mtu = dev.mtu();
@@ -140,18 +131,8 @@ impl Agent {
         dev.far_link_is(far);
         limit_mtu(dev, &mut applied, far.mtu);
         let statistics: FarStatistics = ask(link, Operation::GetStatistics)?;
-        let mut known = dev.far.lock();
-        known.statistics = statistics;
-        let was_configured = core::mem::replace(&mut known.is_configured, true);
-        let is_up = known.link.flags & LINK_UP != 0;
-        drop(known);
-        if !was_configured {
-            dev.set_carrier(is_up);
-            // If the connection is gone since, nobody takes the carrier away.
-            if !link.is_up() || self.connections.load(Acquire) != connection {
-                dev.set_carrier(false);
-            }
-        }
+        dev.far.lock().statistics = statistics;
+        dev.is_in_line(connection);
         Ok(())
     }
 

@@ -66,8 +66,14 @@ pub(super) struct Wishes {
 pub(super) struct Far {
     pub(super) link: FarLink,
     pub(super) statistics: FarStatistics,
+}
+
+/// What the carrier depends on, besides the far link. It is set with this held.
+pub(super) struct Standing {
+    /// Counts connections that came or went.
+    pub(super) connection: u32,
     /// Whether the far interface was brought in line with this one since the connection came up.
-    pub(super) is_configured: bool,
+    is_configured: bool,
 }
 
 /// The driver's data.
@@ -84,6 +90,9 @@ pub struct Split {
     pub(super) wishes: Mutex<Wishes>,
     #[pin]
     pub(super) far: IrqSpinLock<Far>,
+    /// Before `far`.
+    #[pin]
+    pub(super) standing: Mutex<Standing>,
 }
 
 impl Split {
@@ -121,6 +130,9 @@ impl Split {
                     tx_dropped: 0,
                     multicast: 0,
                 },
+            }),
+            standing <- new_mutex!(Standing {
+                connection: 0,
                 is_configured: false,
             }),
         })
@@ -144,10 +156,10 @@ impl Device<Split> {
 
     /// The I/O unit says what its link is like now.
     pub(super) fn far_link_is(&self, link: FarLink) {
+        let standing = self.standing.lock();
         let mut far = self.far.lock();
         let changed = far.link != link;
         far.link = link;
-        let is_configured = far.is_configured;
         drop(far);
         let is_up = link.flags & LINK_UP != 0;
         if changed {
@@ -159,7 +171,25 @@ impl Device<Split> {
                 link.mtu
             );
         }
-        if is_configured {
+        if standing.is_configured {
+            self.set_carrier(is_up);
+        }
+    }
+
+    /// A connection came up, or is gone: there is no carrier until the far interface is in line again.
+    pub(super) fn connection_changed(&self) {
+        let mut standing = self.standing.lock();
+        standing.connection = standing.connection.wrapping_add(1);
+        standing.is_configured = false;
+        self.set_carrier(false);
+    }
+
+    /// The far interface is in line with this one, if that is still the same connection.
+    pub(super) fn is_in_line(&self, connection: u32) {
+        let mut standing = self.standing.lock();
+        if standing.connection == connection {
+            standing.is_configured = true;
+            let is_up = self.far.lock().link.flags & LINK_UP != 0;
             self.set_carrier(is_up);
         }
     }
