@@ -5,6 +5,7 @@
 use super::device::Split;
 use super::Wire;
 use crate::frames::MAX_MTU;
+use crate::kernel_ext::errno::eopnotsupp;
 use crate::kernel_ext::workqueue::{flush_delayed, hasten, OwnedQueue};
 use crate::link::{Link, CONFIG_MAX};
 use crate::net::{Hold, MacAddress, Rtnl};
@@ -121,11 +122,12 @@ impl Agent {
         self.tell_mac(dev, link, &mut applied)?;
         let mtu = dev.mtu();
         if applied.mtu != Some(mtu) {
-            tell(link, Operation::SetMtu, &Mtu { mtu })?;
+            let told = tell(link, Operation::SetMtu, &Mtu { mtu });
+            accept_refusal(dev, Operation::SetMtu, told)?;
             applied.mtu = Some(mtu);
         }
         while let Some(change) = next_change(dev, &applied) {
-            apply(link, &mut applied, change)?;
+            apply(dev, link, &mut applied, change)?;
         }
         let far: FarLink = ask(link, Operation::GetLink)?;
         dev.far_link_is(far);
@@ -167,7 +169,7 @@ impl Agent {
             Ok(()) => applied.mac = Some(mac),
             // Somebody else has it: it may be this host, on a connection that the I/O unit has not given up yet. It
             // is tried again.
-            Err(err) if err == EPERM || err == EINVAL => {
+            Err(err) if is_refusal(err) => {
                 if applied.refused != Some(mac) {
                     pr_warn!("{}: the I/O unit refuses {}\n", dev.name(), mac);
                 }
@@ -210,6 +212,28 @@ impl WorkItem for Agent {
     }
 }
 
+/// Whether that is an answer of the I/O unit, and not one of a link that has failed.
+fn is_refusal(err: Error) -> bool {
+    [EPERM, EINVAL, EIO, eopnotsupp()].contains(&err)
+}
+
+/// What the I/O unit does not want it was told nevertheless, and is not told again: the interface works without. The
+/// log says so.
+fn accept_refusal(dev: &Hold<Split>, operation: Operation, told: Result) -> Result {
+    match told {
+        Err(err) if is_refusal(err) => {
+            pr_warn!(
+                "{}: the I/O unit refuses {:?}: {:?}\n",
+                dev.name(),
+                operation,
+                err
+            );
+            Ok(())
+        }
+        told => told,
+    }
+}
+
 /// Asks for something.
 fn ask<A: Layout>(link: &Link<Wire>, operation: Operation) -> Result<A> {
     let mut answer = [0; CONFIG_MAX];
@@ -230,7 +254,10 @@ fn limit_mtu(dev: &Hold<Split>, applied: &mut Applied, mtu: u32) {
     if mtu == 0 || (applied.limit == Some(mtu) && dev.mtu() <= mtu) {
         return;
     }
-    applied.limit = Some(mtu);
+    // What was refused before may be right now.
+    if applied.limit.replace(mtu) != Some(mtu) {
+        applied.mtu = None;
+    }
     dev.far.lock().link.mtu = mtu;
     Rtnl::with(|rtnl| {
         dev.set_max_mtu(rtnl, mtu.min(MAX_MTU));
@@ -260,28 +287,40 @@ fn next_change(dev: &Split, applied: &Applied) -> Option<Change> {
 }
 
 /// Tells the I/O unit.
-fn apply(link: &Link<Wire>, applied: &mut Applied, change: Change) -> Result {
-    let group = |MacAddress(mac)| FarMac { mac, reserved: 0 };
-    let number = |vlan| Vlan { vlan, reserved: 0 };
+fn apply(dev: &Hold<Split>, link: &Link<Wire>, applied: &mut Applied, change: Change) -> Result {
+    let told = |operation, told| accept_refusal(dev, operation, told);
+    let group = |operation, MacAddress(mac)| {
+        told(
+            operation,
+            tell(link, operation, &FarMac { mac, reserved: 0 }),
+        )
+    };
+    let number = |operation, vlan| {
+        told(
+            operation,
+            tell(link, operation, &Vlan { vlan, reserved: 0 }),
+        )
+    };
     match change {
         Change::Flags(flags) => {
-            tell(link, Operation::SetFilter, &FilterFlags { flags })?;
+            let operation = Operation::SetFilter;
+            told(operation, tell(link, operation, &FilterFlags { flags }))?;
             applied.flags = flags;
         }
         Change::AddGroup(mac) => {
-            tell(link, Operation::AddMulticast, &group(mac))?;
+            group(Operation::AddMulticast, mac)?;
             applied.groups.push(mac, GFP_KERNEL)?;
         }
         Change::RemoveGroup(mac) => {
-            tell(link, Operation::RemoveMulticast, &group(mac))?;
+            group(Operation::RemoveMulticast, mac)?;
             applied.groups.retain(|other| *other != mac);
         }
         Change::AddVlan(vlan) => {
-            tell(link, Operation::AddVlan, &number(vlan))?;
+            number(Operation::AddVlan, vlan)?;
             applied.vlans.push(vlan, GFP_KERNEL)?;
         }
         Change::RemoveVlan(vlan) => {
-            tell(link, Operation::RemoveVlan, &number(vlan))?;
+            number(Operation::RemoveVlan, vlan)?;
             applied.vlans.retain(|other| *other != vlan);
         }
     }
