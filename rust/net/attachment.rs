@@ -118,7 +118,7 @@ impl Received {
 /// Frames that an interface is to receive besides those that it receives anyway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Want {
-    /// To another address.
+    /// To another address, which is neither the interface's own nor wanted by anybody else (`EEXIST`).
     Unicast(MacAddress),
     /// To a group.
     Multicast(MacAddress),
@@ -135,10 +135,18 @@ impl Want {
     ///
     /// `dev` must be a valid interface, and RTNL held.
     unsafe fn add(&self, dev: *mut bindings::net_device) -> Result {
+        if let Self::Unicast(mac) = self {
+            // SAFETY: The caller vouches for interface and lock, without which the address does not change; it has six
+            // bytes, as the interface is Ethernet.
+            let own = unsafe { bindings::netdev_dev_addr(dev).cast::<[u8; 6]>().read() };
+            if mac.0 == own {
+                return Err(EEXIST);
+            }
+        }
         // SAFETY: The caller vouches for interface and lock.
         to_result(unsafe {
             match self {
-                Self::Unicast(mac) => bindings::dev_uc_add(dev, mac.0.as_ptr()),
+                Self::Unicast(mac) => bindings::dev_uc_add_excl(dev, mac.0.as_ptr()),
                 Self::Multicast(mac) => bindings::dev_mc_add(dev, mac.0.as_ptr()),
                 Self::Vlan(vlan) => bindings::vlan_vid_add(dev, PROTOCOL_VLAN.to_be(), *vlan),
                 Self::AllMulticast => bindings::dev_set_allmulti(dev, 1),

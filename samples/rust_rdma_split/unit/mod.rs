@@ -32,10 +32,11 @@ pub struct Lent {
 }
 
 impl Lent {
-    /// Lends the interface of that name to at most `hosts` at a time.
-    pub fn new(name: &CStr, hosts: usize) -> Result<Self> {
+    /// Lends the interface of that name to at most `hosts` at a time. Where they are trusted they may have any address
+    /// that nobody has here; else those only that no maker has given to anybody.
+    pub fn new(name: &CStr, hosts: usize, trust: bool) -> Result<Self> {
         let queue = Arc::new(OwnedQueue::unbound(c"rust_rdma_split_unit")?, GFP_KERNEL)?;
-        let attachment = Attachment::new(name, Lan::new(hosts, queue.clone()))?;
+        let attachment = Attachment::new(name, Lan::new(hosts, trust, queue.clone()))?;
         let lan = attachment.handle();
         Rtnl::with(|rtnl| lan.upper().is_like(lan.state(rtnl).as_ref()));
         let like = *lan.upper().like.lock();
@@ -189,12 +190,14 @@ pub struct Lan {
     like: IrqSpinLock<Like>,
     /// Frames of the LAN that no host got, for want of memory here.
     dropped: Atomic<u64>,
+    /// Whether hosts may have any address.
+    trust: bool,
     /// Where hosts are told of what happens to it.
     queue: Arc<OwnedQueue>,
 }
 
 impl Lan {
-    fn new(hosts: usize, queue: Arc<OwnedQueue>) -> impl PinInit<Self, Error> {
+    fn new(hosts: usize, trust: bool, queue: Arc<OwnedQueue>) -> impl PinInit<Self, Error> {
         try_pin_init!(Self {
             ports <- Ports::new(hosts),
             like <- new_irq_spinlock!(Like {
@@ -202,6 +205,7 @@ impl Lan {
                 link: LanLink { flags: 0, speed: 0, mtu: 0 },
             }),
             dropped: Atomic::new(0),
+            trust,
             queue,
         })
     }

@@ -126,7 +126,10 @@ impl Port {
             return Ok(());
         }
         wanted.reserve(1, GFP_KERNEL).map_err(|_| Status::Failed)?;
-        let new = self.lan.want(want).map_err(|_| Status::Failed)?;
+        let new = self.lan.want(want).map_err(|err| match err {
+            err if err == EEXIST => Status::NotPermitted,
+            _ => Status::Failed,
+        })?;
         wanted.push(new, GFP_KERNEL).map_err(|_| Status::Failed)
     }
 
@@ -140,17 +143,19 @@ impl Port {
         if !mac.is_valid() {
             return Err(Status::BadValue);
         }
-        let lan = self.lan.upper();
-        if lan.like.lock().mac == mac || lan.ports.has_mac(mac, Some(self)) {
+        let old = self.filter.lock().mac;
+        if old == mac {
+            return Ok(());
+        }
+        if !self.lan.upper().trust && !mac.is_locally_administered() {
             return Err(Status::NotPermitted);
         }
-        let old = self.filter.lock().mac;
-        if old != mac {
-            self.want(Want::Unicast(mac))?;
-            self.filter.lock().mac = mac;
-            self.want_not(Want::Unicast(old));
-            pr_info!("host {} is {} now\n", old, mac);
-        }
+        // An address is wanted by one only: that of another host or of this machine is refused here, also where two
+        // ask at once.
+        self.want(Want::Unicast(mac))?;
+        self.filter.lock().mac = mac;
+        self.want_not(Want::Unicast(old));
+        pr_info!("host {} is {} now\n", old, mac);
         Ok(())
     }
 
