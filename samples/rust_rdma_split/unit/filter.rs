@@ -32,10 +32,16 @@ impl Filter {
         })
     }
 
-    /// Whether a frame is wanted.
-    pub(super) fn wants(&self, header: &EthernetHeader, vlan: Option<u16>) -> bool {
+    /// Whether a frame is wanted. What is for somebody whom the I/O unit knows, another host or the machine itself
+    /// (`is_somebodys`), is not for those who want all.
+    pub(super) fn wants(
+        &self,
+        header: &EthernetHeader,
+        vlan: Option<u16>,
+        is_somebodys: bool,
+    ) -> bool {
         if self.flags & FILTER_PROMISCUOUS != 0 {
-            return true;
+            return !is_somebodys || header.destination == self.mac;
         }
         // Number 0 is a priority without a VLAN.
         if vlan.is_some_and(|vlan| vlan != 0 && !self.has_vlan(vlan)) {
@@ -95,10 +101,10 @@ mod tests {
     #[test]
     fn a_host_gets_what_is_for_it_and_for_all() -> Result {
         let filter = Filter::new(OWN)?;
-        assert!(filter.wants(&to(OWN), None));
-        assert!(filter.wants(&to(MacAddress::BROADCAST), None));
-        assert!(!filter.wants(&to(OTHER), None));
-        assert!(!filter.wants(&to(GROUP), None));
+        assert!(filter.wants(&to(OWN), None, false));
+        assert!(filter.wants(&to(MacAddress::BROADCAST), None, false));
+        assert!(!filter.wants(&to(OTHER), None, false));
+        assert!(!filter.wants(&to(GROUP), None, false));
         Ok(())
     }
 
@@ -107,14 +113,17 @@ mod tests {
         let mut filter = Filter::new(OWN)?;
         filter.add_group(GROUP)?;
         filter.add_group(GROUP)?;
-        assert!(filter.wants(&to(GROUP), None));
+        assert!(filter.wants(&to(GROUP), None, false));
         filter.remove_group(GROUP);
-        assert!(!filter.wants(&to(GROUP), None));
+        assert!(!filter.wants(&to(GROUP), None, false));
         filter.flags = FILTER_ALL_MULTICAST;
-        assert!(filter.wants(&to(GROUP), None));
-        assert!(!filter.wants(&to(OTHER), None));
+        assert!(filter.wants(&to(GROUP), None, false));
+        assert!(!filter.wants(&to(OTHER), None, false));
         filter.flags = FILTER_PROMISCUOUS;
-        assert!(filter.wants(&to(OTHER), Some(7)));
+        assert!(filter.wants(&to(OTHER), Some(7), false));
+        // Whose that is the I/O unit knows.
+        assert!(!filter.wants(&to(OTHER), None, true));
+        assert!(filter.wants(&to(OWN), None, true));
         Ok(())
     }
 
@@ -134,14 +143,14 @@ mod tests {
     #[test]
     fn a_host_gets_its_vlans_only() -> Result {
         let mut filter = Filter::new(OWN)?;
-        assert!(filter.wants(&to(OWN), Some(0)));
-        assert!(!filter.wants(&to(OWN), Some(4094)));
+        assert!(filter.wants(&to(OWN), Some(0), false));
+        assert!(!filter.wants(&to(OWN), Some(4094), false));
         filter.set_vlan(4094, true);
-        assert!(filter.wants(&to(OWN), Some(4094)));
-        assert!(!filter.wants(&to(OTHER), Some(4094)));
-        assert!(!filter.wants(&to(OWN), Some(4093)));
+        assert!(filter.wants(&to(OWN), Some(4094), false));
+        assert!(!filter.wants(&to(OTHER), Some(4094), false));
+        assert!(!filter.wants(&to(OWN), Some(4093), false));
         filter.set_vlan(4094, false);
-        assert!(!filter.wants(&to(OWN), Some(4094)));
+        assert!(!filter.wants(&to(OWN), Some(4094), false));
         Ok(())
     }
 }

@@ -165,9 +165,16 @@ impl Ports {
     }
 
     /// Gives a frame to all who want it, but the one it is from.
-    fn deliver(&self, skb: &Skb, header: &EthernetHeader, vlan: Option<u16>, from: Option<&Port>) {
+    fn deliver(
+        &self,
+        skb: &Skb,
+        header: &EthernetHeader,
+        vlan: Option<u16>,
+        is_somebodys: bool,
+        from: Option<&Port>,
+    ) {
         for port in self.others(from) {
-            if port.wants(header, vlan) {
+            if port.wants(header, vlan, is_somebodys) {
                 port.deliver(skb);
             }
         }
@@ -235,6 +242,11 @@ impl Lan {
         like.link != before
     }
 
+    /// Whether that is the address of the interface itself.
+    fn is_own(&self, mac: MacAddress) -> bool {
+        self.like.lock().mac == mac
+    }
+
     /// Bytes of the largest frame that it takes.
     fn largest(&self) -> usize {
         (self.like.lock().link.mtu + OVERHEAD) as usize
@@ -244,11 +256,18 @@ impl Lan {
 impl Upper for Lan {
     fn received(&self, frame: Received) -> Verdict {
         let (header, vlan) = (frame.header(), frame.vlan());
-        if !self.ports.all().any(|port| port.wants(&header, vlan)) {
+        // What is for this machine is for no host. Where the connections to hosts use the interface, too, each frame that
+        // one gets would beget others, without end.
+        if self.is_own(header.destination) {
+            return Verdict::Pass(frame);
+        }
+        let is_a_hosts = self.ports.has_mac(header.destination, None);
+        let is_wanted = |port: Arc<Port>| port.wants(&header, vlan, is_a_hosts);
+        if !self.ports.all().any(is_wanted) {
             return Verdict::Pass(frame);
         }
         // What is for a host is not for this machine; what is for many may be.
-        let (whole, verdict) = if self.ports.has_mac(header.destination, None) {
+        let (whole, verdict) = if is_a_hosts {
             (Ok(frame), Verdict::Taken)
         } else {
             (frame.try_clone(), Verdict::Pass(frame))
@@ -256,7 +275,7 @@ impl Upper for Lan {
         match whole.and_then(Received::into_frames) {
             Ok(frames) => {
                 for skb in frames {
-                    self.ports.deliver(&skb, &header, vlan, None);
+                    self.ports.deliver(&skb, &header, vlan, is_a_hosts, None);
                     skb.consume();
                 }
             }

@@ -86,8 +86,13 @@ impl Port {
         self.is_up.load(Acquire) && self.filter.lock().mac == mac
     }
 
-    pub(super) fn wants(&self, header: &EthernetHeader, vlan: Option<u16>) -> bool {
-        self.is_up.load(Acquire) && self.filter.lock().wants(header, vlan)
+    pub(super) fn wants(
+        &self,
+        header: &EthernetHeader,
+        vlan: Option<u16>,
+        is_somebodys: bool,
+    ) -> bool {
+        self.is_up.load(Acquire) && self.filter.lock().wants(header, vlan, is_somebodys)
     }
 
     /// Gives the host a frame. What it has no room for the link counts.
@@ -105,7 +110,10 @@ impl Port {
         let header = skb.ethernet_header().ok_or(EINVAL)?;
         let vlan = vlan_of(&skb, &header);
         let lan = self.lan.upper();
-        lan.ports.deliver(&skb, &header, vlan, Some(self));
+        let is_somebodys =
+            lan.is_own(header.destination) || lan.ports.has_mac(header.destination, None);
+        lan.ports
+            .deliver(&skb, &header, vlan, is_somebodys, Some(self));
         if lan.ports.has_mac(header.destination, Some(self)) {
             skb.consume();
             return Ok(());
