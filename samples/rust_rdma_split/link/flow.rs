@@ -13,7 +13,7 @@ use crate::protocol::{
 };
 use crate::rdma::consumer::{self, Chunk, Done, Keep, Memory, Region, Unposted, User};
 use crate::rdma::ulp::Outcome;
-use crate::rdma::Remote;
+use crate::rdma::{Remote, WcOpcode};
 use crate::rdma_cm::{Connected, Id};
 use kernel::prelude::*;
 use kernel::sync::Arc;
@@ -492,7 +492,14 @@ impl<O: Owner> Channel<O> {
         }
         shared.traffic.data_received.add();
         if let Some(bits) = outcome.imm_data {
-            let result = state.endpoint.receive_immediate(bits, outcome.byte_len);
+            // Those of a message tell of no write: what is in the element is old.
+            let result = match outcome.opcode {
+                Some(WcOpcode::RecvRdmaWithImm) => state
+                    .endpoint
+                    .receive_immediate(bits, outcome.byte_len)
+                    .map_err(drop),
+                _ => Err(()),
+            };
             // Before its element is given back, so that the peer never has more of these than there are receives.
             Self::receive_again(state, chunk);
             if result.is_err() {
