@@ -4,7 +4,7 @@
 
 use super::device::Split;
 use super::Wire;
-use crate::frames::MAX_MTU;
+use crate::frames::{MAX_MTU, MIN_MTU};
 use crate::kernel_ext::errno::eopnotsupp;
 use crate::kernel_ext::workqueue::{flush_delayed, hasten, OwnedQueue};
 use crate::link::{Link, CONFIG_MAX};
@@ -251,7 +251,8 @@ fn tell<Q: Layout>(link: &Link<Wire>, operation: Operation, data: &Q) -> Result 
 
 /// The interface has no larger frames than the far one.
 fn limit_mtu(dev: &Hold<Split>, applied: &mut Applied, mtu: u32) {
-    if mtu == 0 || (applied.limit == Some(mtu) && dev.mtu() <= mtu) {
+    // No interface has a smaller one.
+    if mtu < MIN_MTU || (applied.limit == Some(mtu) && dev.mtu() <= mtu) {
         return;
     }
     // What was refused before may be right now.

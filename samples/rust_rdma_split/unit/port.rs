@@ -4,7 +4,7 @@
 
 use super::filter::Filter;
 use super::Lan;
-use crate::frames::{copy_frame, MAX_MTU, OVERHEAD};
+use crate::frames::{copy_frame, MAX_MTU, MIN_MTU, OVERHEAD};
 use crate::kernel_ext::spinlock::{new_irq_spinlock, IrqSpinLock};
 use crate::link::{Frame, Link, Owner, CONFIG_MAX};
 use crate::net::{
@@ -20,9 +20,6 @@ use kernel::prelude::*;
 use kernel::sync::atomic::{Acquire, Atomic, Relaxed, Release};
 use kernel::sync::{new_mutex, Arc, Mutex};
 use kernel::workqueue::{new_work, Work, WorkItem};
-
-/// The smallest MTU (`ETH_MIN_MTU`).
-const MIN_MTU: u32 = 68;
 
 /// A host, with its part of the interface.
 #[pin_data]
