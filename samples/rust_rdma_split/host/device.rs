@@ -5,6 +5,7 @@
 use super::agent::Agent;
 use super::{refuse, Wire};
 use crate::frames::{MAX_MTU, OVERHEAD};
+use crate::kernel_ext::ratelimit::RateLimit;
 use crate::kernel_ext::spinlock::{new_irq_spinlock, IrqSpinLock};
 use crate::link::{self, Link};
 use crate::net::{
@@ -93,6 +94,9 @@ pub struct Split {
     /// Before `far`.
     #[pin]
     pub(super) standing: Mutex<Standing>,
+    /// What the I/O unit makes this machine say.
+    #[pin]
+    said: RateLimit,
 }
 
 impl Split {
@@ -135,6 +139,7 @@ impl Split {
                 connection: 0,
                 is_configured: false,
             }),
+            said <- RateLimit::new(),
         })
     }
 
@@ -162,7 +167,11 @@ impl Device<Split> {
         far.link = link;
         drop(far);
         let is_up = link.flags & LINK_UP != 0;
-        if changed {
+        if changed
+            && self
+                .said
+                .allows(c"rust_rdma_split_host: changes of the far link")
+        {
             let state = if is_up { "up" } else { "down" };
             pr_info!(
                 "{}: the far link is {}, MTU {}\n",

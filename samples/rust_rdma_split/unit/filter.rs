@@ -8,6 +8,8 @@ use kernel::prelude::*;
 
 /// Groups of a host, at most.
 const MOST_GROUPS: usize = 128;
+/// VLANs of a host, at most: the interface has room for so many, and hosts share it.
+const MOST_VLANS: u32 = 64;
 /// Numbers of VLANs are below this.
 const VLANS: usize = 4096;
 
@@ -74,6 +76,12 @@ impl Filter {
         word.is_some_and(|word| word & (1 << (vlan % 64)) != 0)
     }
 
+    /// Whether it may have one more VLAN, or has it already.
+    pub(super) fn has_room_for_vlan(&self, vlan: u16) -> bool {
+        let count: u32 = self.vlans.iter().map(|word| word.count_ones()).sum();
+        self.has_vlan(vlan) || count < MOST_VLANS
+    }
+
     pub(super) fn set_vlan(&mut self, vlan: u16, is_wanted: bool) {
         if let Some(word) = self.vlans.get_mut(usize::from(vlan) / 64) {
             let bit = 1 << (vlan % 64);
@@ -137,6 +145,19 @@ mod tests {
         assert_eq!(filter.add_group(GROUP), Err(ENOSPC));
         filter.remove_group(group(3));
         filter.add_group(GROUP)?;
+        Ok(())
+    }
+
+    #[test]
+    fn there_are_so_many_vlans_and_no_more() -> Result {
+        let mut filter = Filter::new(OWN)?;
+        for vlan in 1..=MOST_VLANS as u16 {
+            assert!(filter.has_room_for_vlan(vlan));
+            filter.set_vlan(vlan, true);
+        }
+        assert!(!filter.has_room_for_vlan(4094) && filter.has_room_for_vlan(1));
+        filter.set_vlan(7, false);
+        assert!(filter.has_room_for_vlan(4094));
         Ok(())
     }
 

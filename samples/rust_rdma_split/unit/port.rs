@@ -5,6 +5,7 @@
 use super::filter::Filter;
 use super::Lan;
 use crate::frames::{copy_frame, MAX_MTU, MIN_MTU, OVERHEAD};
+use crate::kernel_ext::ratelimit::RateLimit;
 use crate::kernel_ext::spinlock::{new_irq_spinlock, IrqSpinLock};
 use crate::link::{Frame, Link, Owner, CONFIG_MAX};
 use crate::net::{
@@ -39,6 +40,9 @@ pub struct Port {
     forwarded: Atomic<u64>,
     /// Frames of the host that went nowhere.
     dropped: Atomic<u64>,
+    /// What the host makes this machine say.
+    #[pin]
+    said: RateLimit,
     #[pin]
     telling: Work<Port>,
 }
@@ -66,6 +70,7 @@ impl Port {
                 delivered: Atomic::new(0),
                 forwarded: Atomic::new(0),
                 dropped: Atomic::new(0),
+                said <- RateLimit::new(),
                 telling <- new_work!("rust_rdma_split_unit_telling"),
             }),
             GFP_KERNEL,
@@ -160,7 +165,12 @@ impl Port {
         self.want(Want::Unicast(mac))?;
         self.filter.lock().mac = mac;
         self.want_not(Want::Unicast(old));
-        pr_info!("host {} is {} now\n", old, mac);
+        if self
+            .said
+            .allows(c"rust_rdma_split_unit: other addresses of a host")
+        {
+            pr_info!("host {} is {} now\n", old, mac);
+        }
         Ok(())
     }
 
@@ -180,6 +190,10 @@ impl Port {
             return Err(Status::BadValue);
         }
         if is_wanted {
+            // Requests of a host come one after the other.
+            if !self.filter.lock().has_room_for_vlan(vlan) {
+                return Err(Status::Failed);
+            }
             self.want(Want::Vlan(vlan))?;
         } else {
             self.want_not(Want::Vlan(vlan));
