@@ -9,6 +9,6 @@ use crate::bindings;
 ///
 /// What nobody finds any more before this is called, such readers have let go of when it returns.
 pub fn synchronize() {
-    // SAFETY: May be called where one may sleep; whoever calls it as a reader waits for himself, which is safe.
+    // SAFETY: It may be called wherever one may sleep, and asks for nothing else.
     unsafe { bindings::synchronize_rcu() };
 }

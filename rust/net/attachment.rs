@@ -212,8 +212,8 @@ impl<U: Upper> Inner<U> {
         (!dev.is_null()).then(|| f(dev))
     }
 
-    /// What it is like; `None` if it is gone. Takes the lock of the interface: not to be called by its notifiers, some of
-    /// which have that.
+    /// What it is like; `None` if it is gone. Takes the lock of the interface: not to be called by its notifiers, some
+    /// of which have that.
     fn state(&self, rtnl: &Rtnl) -> Option<InterfaceState> {
         self.with(rtnl, |dev| {
             let mut link: bindings::ethtool_link_ksettings = pin_init::zeroed();
