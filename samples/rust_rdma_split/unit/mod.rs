@@ -98,10 +98,11 @@ impl Factory for Unit {
 
     fn parted(&self, port: Arc<Port>) {
         self.lan.upper().ports.remove(&port);
+        // At once: the host may be here again, and wants its address.
+        port.forget();
         // Soft interrupts that go through all hosts may have found it before. The last reference is not theirs: with
         // it goes the link, and with the last of all links their work queues.
         rcu::synchronize();
-        port.forget();
     }
 }
 
