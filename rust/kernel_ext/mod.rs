@@ -20,6 +20,7 @@ pub mod module_string;
 pub mod pci;
 pub mod random;
 pub mod ratelimit;
+pub mod rcu;
 pub mod scoped;
 pub mod spinlock;
 pub mod table;

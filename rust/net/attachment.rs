@@ -118,7 +118,7 @@ impl Received {
 /// Frames that an interface is to receive besides those that it receives anyway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Want {
-    /// To another address.
+    /// To another address, which is neither the interface's own nor wanted by anybody else (`EEXIST`).
     Unicast(MacAddress),
     /// To a group.
     Multicast(MacAddress),
@@ -135,10 +135,18 @@ impl Want {
     ///
     /// `dev` must be a valid interface, and RTNL held.
     unsafe fn add(&self, dev: *mut bindings::net_device) -> Result {
+        if let Self::Unicast(mac) = self {
+            // SAFETY: The caller vouches for interface and lock, without which the address does not change; it has six
+            // bytes, as the interface is Ethernet.
+            let own = unsafe { bindings::netdev_dev_addr(dev).cast::<[u8; 6]>().read() };
+            if mac.0 == own {
+                return Err(EEXIST);
+            }
+        }
         // SAFETY: The caller vouches for interface and lock.
         to_result(unsafe {
             match self {
-                Self::Unicast(mac) => bindings::dev_uc_add(dev, mac.0.as_ptr()),
+                Self::Unicast(mac) => bindings::dev_uc_add_excl(dev, mac.0.as_ptr()),
                 Self::Multicast(mac) => bindings::dev_mc_add(dev, mac.0.as_ptr()),
                 Self::Vlan(vlan) => bindings::vlan_vid_add(dev, PROTOCOL_VLAN.to_be(), *vlan),
                 Self::AllMulticast => bindings::dev_set_allmulti(dev, 1),
@@ -182,6 +190,9 @@ struct Inner<U: Upper> {
     dev: Atomic<*mut bindings::net_device>,
     #[pin]
     wants: Mutex<KVec<Want>>,
+    /// What its link was like when that was asked last.
+    #[pin]
+    link: Mutex<LinkSettings>,
     #[pin]
     notifier: Opaque<bindings::notifier_block>,
     #[pin]
@@ -190,7 +201,7 @@ struct Inner<U: Upper> {
 
 // SAFETY: An interface belongs to no task; `U` is `Send` and `Sync`.
 unsafe impl<U: Upper> Send for Inner<U> {}
-// SAFETY: `dev` is atomic, `wants` has a lock; the notifier is the core's, which has locks of its own.
+// SAFETY: `dev` is atomic, `wants` and `link` have locks; the notifier is the core's, which has locks of its own.
 unsafe impl<U: Upper> Sync for Inner<U> {}
 
 impl<U: Upper> Inner<U> {
@@ -201,23 +212,48 @@ impl<U: Upper> Inner<U> {
         (!dev.is_null()).then(|| f(dev))
     }
 
-    /// What it is like; `None` if it is gone.
+    /// What it is like; `None` if it is gone. Takes the lock of the interface: not to be called by its notifiers, some
+    /// of which have that.
     fn state(&self, rtnl: &Rtnl) -> Option<InterfaceState> {
         self.with(rtnl, |dev| {
             let mut link: bindings::ethtool_link_ksettings = pin_init::zeroed();
             // SAFETY: The interface stays while RTNL is held, which this function demands.
             let known = unsafe { bindings::__ethtool_get_link_ksettings(dev, &mut link) } == 0;
+            self.note_link(known.then_some(&link));
+        })?;
+        self.state_but_link(rtnl)
+    }
+
+    /// The same, in a notifier of `event`.
+    fn state_at(&self, rtnl: &Rtnl, event: InterfaceEvent) -> Option<InterfaceState> {
+        // With other events it is not said who has the lock, so that the link is what it was.
+        if matches!(event, InterfaceEvent::Up | InterfaceEvent::Change) {
+            self.with(rtnl, |dev| {
+                let mut link: bindings::ethtool_link_ksettings = pin_init::zeroed();
+                // SAFETY: The interface stays while RTNL is held. Notifiers of these events are called with the lock of
+                // the interface held, if it has one that operations need (Documentation/networking/netdevices.rst).
+                let known = unsafe { bindings::netif_get_link_ksettings(dev, &mut link) } == 0;
+                self.note_link(known.then_some(&link));
+            });
+        }
+        self.state_but_link(rtnl)
+    }
+
+    fn note_link(&self, link: Option<&bindings::ethtool_link_ksettings>) {
+        *self.link.lock() = link.map(LinkSettings::from_raw).unwrap_or_default();
+    }
+
+    /// What it is like, with the link that was noted last.
+    fn state_but_link(&self, rtnl: &Rtnl) -> Option<InterfaceState> {
+        self.with(rtnl, |dev| {
+            let link = *self.link.lock();
             // SAFETY: The interface stays while RTNL is held; it has an address of six bytes, as it is Ethernet.
             unsafe {
                 InterfaceState {
                     mac: MacAddress(bindings::netdev_dev_addr(dev).cast::<[u8; 6]>().read()),
                     mtu: bindings::netdev_mtu(dev),
                     is_up: bindings::netif_running(dev) && bindings::netif_carrier_ok(dev),
-                    link: if known {
-                        LinkSettings::from_raw(&link)
-                    } else {
-                        LinkSettings::default()
-                    },
+                    link,
                 }
             }
         })
@@ -267,7 +303,7 @@ impl<U: Upper> Inner<U> {
             if event == InterfaceEvent::Gone {
                 this.detach(&rtnl);
             }
-            this.upper.event(&rtnl, event, this.state(&rtnl));
+            this.upper.event(&rtnl, event, this.state_at(&rtnl, event));
         }
         bindings::NOTIFY_DONE as c_int
     }
@@ -333,6 +369,7 @@ impl<U: Upper> Attachment<U> {
             try_pin_init!(Inner {
                 dev: Atomic::new(ptr::null_mut()),
                 wants <- new_mutex!(KVec::new()),
+                link <- new_mutex!(LinkSettings::default()),
                 notifier: Opaque::new(bindings::notifier_block {
                     notifier_call: Some(Inner::<U>::notify),
                     ..pin_init::zeroed()
@@ -473,7 +510,7 @@ impl<U: Upper> Handle<U> {
         }
     }
 
-    /// What it is like; `None` if it is gone.
+    /// What it is like; `None` if it is gone. Not for [`Upper::event`], which is told.
     pub fn state(&self, rtnl: &Rtnl) -> Option<InterfaceState> {
         self.inner.state(rtnl)
     }

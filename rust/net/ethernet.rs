@@ -27,6 +27,12 @@ impl MacAddress {
         self.0[0] & 1 != 0
     }
 
+    /// Whether it is not of those that makers of interfaces give away.
+    #[inline]
+    pub const fn is_locally_administered(&self) -> bool {
+        self.0[0] & 2 != 0
+    }
+
     /// Whether it can be the address of an interface: not that of a group, and not all zeroes.
     #[inline]
     pub const fn is_valid(&self) -> bool {

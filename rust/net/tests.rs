@@ -450,7 +450,8 @@ mod net_tests {
         assert!(MacAddress::BROADCAST.is_group());
         assert!(!MacAddress([0; 6]).is_valid());
         let random = MacAddress::random();
-        assert!(random.is_valid() && random.0[0] & 2 != 0);
+        assert!(random.is_valid() && random.is_locally_administered());
+        assert!(!MacAddress([0x00, 0x16, 0x3e, 0, 0, 1]).is_locally_administered());
     }
 
     #[test]
@@ -563,6 +564,10 @@ mod net_tests {
         drop(group);
         let other = handle.want(Want::Unicast(OTHER))?;
         assert!(becomes(|| seen.unicast.load(Acquire) == 1));
+        // An address has one who wants it, and that of the interface is its own.
+        for taken in [OTHER, OWN] {
+            assert_eq!(handle.want(Want::Unicast(taken)).err(), Some(EEXIST));
+        }
         // Still, for one has asked twice.
         assert_eq!(seen.groups.load(Acquire), 1);
         drop(other);

@@ -608,6 +608,17 @@ unsafe fn end_request<H: Handler>(inner: NonNull<c_void>) -> c_int {
     unsafe { Id::end_if(is_dropped, inner) }
 }
 
+/// Whether queue pairs of that type have connections.
+fn is_connected(qp_type: bindings::ib_qp_type) -> bool {
+    [
+        bindings::ib_qp_type_IB_QPT_RC,
+        bindings::ib_qp_type_IB_QPT_UC,
+        bindings::ib_qp_type_IB_QPT_XRC_INI,
+        bindings::ib_qp_type_IB_QPT_XRC_TGT,
+    ]
+    .contains(&qp_type)
+}
+
 /// Waits for peers. Dropping it ends that; connections stay.
 ///
 /// # Invariants
@@ -640,7 +651,7 @@ impl<A: Acceptor> Listener<A> {
     ) -> Result<Self> {
         let inner = KBox::new(Listening { acceptor, client }, GFP_KERNEL)?;
         let inner = NonNull::new(KBox::into_raw(inner)).ok_or(ENOMEM)?;
-        // A listener of type 0 takes requests for queue pairs of all types.
+        // A listener of type 0 gets requests for queue pairs of all types; `dispatch` refuses those of datagrams.
         // SAFETY: The namespace is a static of the kernel; the context is valid until the identifier is destroyed, and of
         // the type that `dispatch` expects; the name is static.
         let made = from_err_ptr(unsafe {
@@ -693,12 +704,18 @@ impl<A: Acceptor> Listener<A> {
             }
             _ => return 0,
         }
+        // A listener of type 0 gets requests of datagrams, too, which have no connection.
+        // SAFETY: The caller vouches for the identifier.
+        let qp_type = unsafe { (*raw).qp_type };
+        if !is_connected(qp_type) {
+            return econnrefused().to_errno();
+        }
         let mut fate = Fate::Refused;
         listening.acceptor.request(Request {
             // SAFETY: The caller vouches for the identifier.
             raw: unsafe { NonNull::new_unchecked(raw) },
             client: listening.client,
-            // SAFETY: The caller vouches for the event; a listener has none of datagrams.
+            // SAFETY: The caller vouches for the event; `is_connected` has refused those of datagrams.
             private_data: unsafe { private_data(event) },
             fate: &mut fate,
         });
@@ -752,6 +769,20 @@ mod tests {
         assert_eq!(bytes, ip.octets());
         assert_eq!(raw.sin6_scope_id, 7);
         Ok(())
+    }
+
+    #[test]
+    fn datagrams_have_no_connection() {
+        for connected in [QpType::Rc, QpType::Uc] {
+            assert!(is_connected(connected.as_raw()));
+        }
+        for none in [
+            0,
+            bindings::ib_qp_type_IB_QPT_UD,
+            bindings::ib_qp_type_IB_QPT_GSI,
+        ] {
+            assert!(!is_connected(none));
+        }
     }
 
     #[pin_data]

@@ -12,6 +12,9 @@ pub const DEFAULT_PORT: u16 = 18_530;
 /// What an MTU does not count: the header of a frame, and the tag of a VLAN.
 pub const OVERHEAD: u32 = (EthernetHeader::SIZE + VLAN_TAG) as u32;
 
+/// The smallest MTU (`ETH_MIN_MTU`).
+pub const MIN_MTU: u32 = 68;
+
 /// The largest MTU.
 pub const MAX_MTU: u32 = 9000;
 

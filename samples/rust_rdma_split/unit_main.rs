@@ -57,6 +57,10 @@ module! {
             default: 256,
             description: "Frames of up to so many bytes travel in messages",
         },
+        trust: u8 {
+            default: 0,
+            description: "1: hosts may take any address that nobody has here, 0: only locally administered ones",
+        },
         separate_indication: u8 {
             default: 0,
             description: "1: a message tells of each write, in place of immediate data",
@@ -88,7 +92,7 @@ impl kernel::Module for UnitModule {
             return Ok(Self { _serving: None });
         }
         let most = *module_parameters::hosts.value() as usize;
-        let lent = Lent::new(name, most)?;
+        let lent = Lent::new(name, most, *module_parameters::trust.value() != 0)?;
         let mut options = Options::new(Service::Acknowledged, Variant::Push, MAX_MTU + OVERHEAD);
         options.threshold = *module_parameters::threshold.value();
         options.separate_indication = *module_parameters::separate_indication.value() != 0;

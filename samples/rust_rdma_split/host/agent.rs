@@ -4,15 +4,16 @@
 
 use super::device::Split;
 use super::Wire;
+use crate::frames::{MAX_MTU, MIN_MTU};
+use crate::kernel_ext::errno::eopnotsupp;
 use crate::kernel_ext::workqueue::{flush_delayed, hasten, OwnedQueue};
 use crate::link::{Link, CONFIG_MAX};
 use crate::net::{Hold, MacAddress, Rtnl};
 use crate::protocol::{
     FilterFlags, Layout, Link as FarLink, MacAddress as FarMac, Mtu, Operation,
-    Statistics as FarStatistics, Vlan, LINK_UP,
+    Statistics as FarStatistics, Vlan,
 };
 use kernel::prelude::*;
-use kernel::sync::atomic::{Acquire, Atomic, Full};
 use kernel::sync::{new_mutex, Arc, Mutex};
 use kernel::time::msecs_to_jiffies;
 use kernel::workqueue::{DelayedWork, WorkItem};
@@ -27,8 +28,6 @@ pub(super) struct Agent {
     /// `None` when it is over.
     #[pin]
     dev: Mutex<Option<Hold<Split>>>,
-    /// Counts connections that came or went.
-    connections: Atomic<u32>,
     /// Held by who asks.
     #[pin]
     applied: Mutex<Applied>,
@@ -85,7 +84,6 @@ impl Agent {
         Arc::pin_init(
             try_pin_init!(Self {
                 dev <- new_mutex!(Some(dev)),
-                connections: Atomic::new(0),
                 applied <- new_mutex!(Applied::new(0)),
                 work <- new_delayed_work!("rust_rdma_split_host_agent"),
                 queue,
@@ -102,12 +100,6 @@ impl Agent {
         }
     }
 
-    /// A connection came up, or is gone. May sleep.
-    pub(super) fn connection_changed(self: &Arc<Self>) {
-        self.connections.fetch_add(1, Full);
-        self.kick();
-    }
-
     /// Lets go of the device, and waits for what is being asked. Sleeps.
     pub(super) fn end(self: &Arc<Self>) {
         let dev = self.dev.lock().take();
@@ -118,39 +110,31 @@ impl Agent {
     /// Tells the I/O unit all that it does not know, and asks how it is.
     fn bring_in_line(&self, dev: &Hold<Split>, link: &Link<Wire>) -> Result {
         let mut applied = self.applied.lock();
-        let connection = self.connections.load(Acquire);
+        let connection = dev.standing.lock().connection;
         if applied.connection != connection {
-            *applied = Applied::new(connection);
-            dev.far.lock().is_configured = false;
+            let mut fresh = Applied::new(connection);
             let Mtu { mtu } = ask(link, Operation::GetMtu)?;
-            limit_mtu(dev, &mut applied, mtu);
-            self.take_far_mac(dev, link, &mut applied)?;
+            limit_mtu(dev, &mut fresh, mtu);
+            self.take_far_mac(dev, link, &mut fresh)?;
+            // Not before all of that was asked.
+            *applied = fresh;
         }
         self.tell_mac(dev, link, &mut applied)?;
         let mtu = dev.mtu();
         if applied.mtu != Some(mtu) {
-            tell(link, Operation::SetMtu, &Mtu { mtu })?;
+            let told = tell(link, Operation::SetMtu, &Mtu { mtu });
+            accept_refusal(dev, Operation::SetMtu, told)?;
             applied.mtu = Some(mtu);
         }
         while let Some(change) = next_change(dev, &applied) {
-            apply(link, &mut applied, change)?;
+            apply(dev, link, &mut applied, change)?;
         }
         let far: FarLink = ask(link, Operation::GetLink)?;
         dev.far_link_is(far);
         limit_mtu(dev, &mut applied, far.mtu);
         let statistics: FarStatistics = ask(link, Operation::GetStatistics)?;
-        let mut known = dev.far.lock();
-        known.statistics = statistics;
-        let was_configured = core::mem::replace(&mut known.is_configured, true);
-        let is_up = known.link.flags & LINK_UP != 0;
-        drop(known);
-        if !was_configured {
-            dev.set_carrier(is_up);
-            // If the connection is gone since, nobody takes the carrier away.
-            if !link.is_up() || self.connections.load(Acquire) != connection {
-                dev.set_carrier(false);
-            }
-        }
+        dev.far.lock().statistics = statistics;
+        dev.is_in_line(connection);
         Ok(())
     }
 
@@ -185,7 +169,7 @@ impl Agent {
             Ok(()) => applied.mac = Some(mac),
             // Somebody else has it: it may be this host, on a connection that the I/O unit has not given up yet. It
             // is tried again.
-            Err(err) if err == EPERM || err == EINVAL => {
+            Err(err) if is_refusal(err) => {
                 if applied.refused != Some(mac) {
                     pr_warn!("{}: the I/O unit refuses {}\n", dev.name(), mac);
                 }
@@ -228,6 +212,28 @@ impl WorkItem for Agent {
     }
 }
 
+/// Whether that is an answer of the I/O unit, and not one of a link that has failed.
+fn is_refusal(err: Error) -> bool {
+    [EPERM, EINVAL, EIO, eopnotsupp()].contains(&err)
+}
+
+/// What the I/O unit does not want it was told nevertheless, and is not told again: the interface works without. The
+/// log says so.
+fn accept_refusal(dev: &Hold<Split>, operation: Operation, told: Result) -> Result {
+    match told {
+        Err(err) if is_refusal(err) => {
+            pr_warn!(
+                "{}: the I/O unit refuses {:?}: {:?}\n",
+                dev.name(),
+                operation,
+                err
+            );
+            Ok(())
+        }
+        told => told,
+    }
+}
+
 /// Asks for something.
 fn ask<A: Layout>(link: &Link<Wire>, operation: Operation) -> Result<A> {
     let mut answer = [0; CONFIG_MAX];
@@ -245,13 +251,17 @@ fn tell<Q: Layout>(link: &Link<Wire>, operation: Operation, data: &Q) -> Result 
 
 /// The interface has no larger frames than the far one.
 fn limit_mtu(dev: &Hold<Split>, applied: &mut Applied, mtu: u32) {
-    if mtu == 0 || (applied.limit == Some(mtu) && dev.mtu() <= mtu) {
+    // No interface has a smaller one.
+    if mtu < MIN_MTU || (applied.limit == Some(mtu) && dev.mtu() <= mtu) {
         return;
     }
-    applied.limit = Some(mtu);
+    // What was refused before may be right now.
+    if applied.limit.replace(mtu) != Some(mtu) {
+        applied.mtu = None;
+    }
     dev.far.lock().link.mtu = mtu;
     Rtnl::with(|rtnl| {
-        dev.set_max_mtu(rtnl, mtu.min(crate::frames::MAX_MTU));
+        dev.set_max_mtu(rtnl, mtu.min(MAX_MTU));
         if dev.mtu() > mtu && dev.request_mtu(rtnl, mtu).is_ok() {
             pr_info!("{}: MTU {}, as the far interface has\n", dev.name(), mtu);
         }
@@ -278,28 +288,40 @@ fn next_change(dev: &Split, applied: &Applied) -> Option<Change> {
 }
 
 /// Tells the I/O unit.
-fn apply(link: &Link<Wire>, applied: &mut Applied, change: Change) -> Result {
-    let group = |MacAddress(mac)| FarMac { mac, reserved: 0 };
-    let number = |vlan| Vlan { vlan, reserved: 0 };
+fn apply(dev: &Hold<Split>, link: &Link<Wire>, applied: &mut Applied, change: Change) -> Result {
+    let told = |operation, told| accept_refusal(dev, operation, told);
+    let group = |operation, MacAddress(mac)| {
+        told(
+            operation,
+            tell(link, operation, &FarMac { mac, reserved: 0 }),
+        )
+    };
+    let number = |operation, vlan| {
+        told(
+            operation,
+            tell(link, operation, &Vlan { vlan, reserved: 0 }),
+        )
+    };
     match change {
         Change::Flags(flags) => {
-            tell(link, Operation::SetFilter, &FilterFlags { flags })?;
+            let operation = Operation::SetFilter;
+            told(operation, tell(link, operation, &FilterFlags { flags }))?;
             applied.flags = flags;
         }
         Change::AddGroup(mac) => {
-            tell(link, Operation::AddMulticast, &group(mac))?;
+            group(Operation::AddMulticast, mac)?;
             applied.groups.push(mac, GFP_KERNEL)?;
         }
         Change::RemoveGroup(mac) => {
-            tell(link, Operation::RemoveMulticast, &group(mac))?;
+            group(Operation::RemoveMulticast, mac)?;
             applied.groups.retain(|other| *other != mac);
         }
         Change::AddVlan(vlan) => {
-            tell(link, Operation::AddVlan, &number(vlan))?;
+            number(Operation::AddVlan, vlan)?;
             applied.vlans.push(vlan, GFP_KERNEL)?;
         }
         Change::RemoveVlan(vlan) => {
-            tell(link, Operation::RemoveVlan, &number(vlan))?;
+            number(Operation::RemoveVlan, vlan)?;
             applied.vlans.retain(|other| *other != vlan);
         }
     }

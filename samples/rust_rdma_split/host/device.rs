@@ -4,7 +4,8 @@
 
 use super::agent::Agent;
 use super::{refuse, Wire};
-use crate::frames::OVERHEAD;
+use crate::frames::{MAX_MTU, OVERHEAD};
+use crate::kernel_ext::ratelimit::RateLimit;
 use crate::kernel_ext::spinlock::{new_irq_spinlock, IrqSpinLock};
 use crate::link::{self, Link};
 use crate::net::{
@@ -13,7 +14,7 @@ use crate::net::{
     StatisticsOps, VlanOps, Xmit,
 };
 use crate::protocol::{
-    Link as FarLink, Statistics as FarStatistics, FILTER_ALL_MULTICAST, FILTER_PROMISCUOUS,
+    Link as FarLink, Statistics as FarStatistics, Unsent, FILTER_ALL_MULTICAST, FILTER_PROMISCUOUS,
     LINK_FULL_DUPLEX, LINK_UP,
 };
 use kernel::prelude::*;
@@ -66,8 +67,14 @@ pub(super) struct Wishes {
 pub(super) struct Far {
     pub(super) link: FarLink,
     pub(super) statistics: FarStatistics,
+}
+
+/// What the carrier depends on, besides the far link. It is set with this held.
+pub(super) struct Standing {
+    /// Counts connections that came or went.
+    pub(super) connection: u32,
     /// Whether the far interface was brought in line with this one since the connection came up.
-    pub(super) is_configured: bool,
+    is_configured: bool,
 }
 
 /// The driver's data.
@@ -84,6 +91,12 @@ pub struct Split {
     pub(super) wishes: Mutex<Wishes>,
     #[pin]
     pub(super) far: IrqSpinLock<Far>,
+    /// Before `far`.
+    #[pin]
+    pub(super) standing: Mutex<Standing>,
+    /// What the I/O unit makes this machine say.
+    #[pin]
+    said: RateLimit,
 }
 
 impl Split {
@@ -121,8 +134,12 @@ impl Split {
                     tx_dropped: 0,
                     multicast: 0,
                 },
+            }),
+            standing <- new_mutex!(Standing {
+                connection: 0,
                 is_configured: false,
             }),
+            said <- RateLimit::new(),
         })
     }
 
@@ -144,13 +161,17 @@ impl Device<Split> {
 
     /// The I/O unit says what its link is like now.
     pub(super) fn far_link_is(&self, link: FarLink) {
+        let standing = self.standing.lock();
         let mut far = self.far.lock();
         let changed = far.link != link;
         far.link = link;
-        let is_configured = far.is_configured;
         drop(far);
         let is_up = link.flags & LINK_UP != 0;
-        if changed {
+        if changed
+            && self
+                .said
+                .allows(c"rust_rdma_split_host: changes of the far link")
+        {
             let state = if is_up { "up" } else { "down" };
             pr_info!(
                 "{}: the far link is {}, MTU {}\n",
@@ -159,7 +180,25 @@ impl Device<Split> {
                 link.mtu
             );
         }
-        if is_configured {
+        if standing.is_configured {
+            self.set_carrier(is_up);
+        }
+    }
+
+    /// A connection came up, or is gone: there is no carrier until the far interface is in line again.
+    pub(super) fn connection_changed(&self) {
+        let mut standing = self.standing.lock();
+        standing.connection = standing.connection.wrapping_add(1);
+        standing.is_configured = false;
+        self.set_carrier(false);
+    }
+
+    /// The far interface is in line with this one, if that is still the same connection.
+    pub(super) fn is_in_line(&self, connection: u32) {
+        let mut standing = self.standing.lock();
+        if standing.connection == connection {
+            standing.is_configured = true;
+            let is_up = self.far.lock().link.flags & LINK_UP != 0;
             self.set_carrier(is_up);
         }
     }
@@ -192,31 +231,32 @@ impl crate::net::Driver for Split {
         };
         let length = skb.len();
         // Nothing makes room for such a frame, so that it does not wait.
-        let most = dev.far.lock().link.mtu + OVERHEAD;
+        let most = dev.far.lock().link.mtu.min(MAX_MTU) + OVERHEAD;
         if length > most as usize {
             refuse(dev, skb, DropReason::TooLarge);
             return Xmit::Taken;
         }
-        if !link.can_send(length) {
-            if !link.is_up() {
-                refuse(dev, skb, DropReason::NotReady);
-                return Xmit::Taken;
-            }
+        let mut can = link.can_send(length);
+        if can == Err(Unsent::NoElement) {
             dev.stop_queue(0);
             dev.counters.queue_stopped.add(1);
             // There may be room since, and nobody tells again.
-            if !link.can_send(length) {
+            can = link.can_send(length);
+            if can == Err(Unsent::NoElement) {
                 return Xmit::Busy(skb);
             }
             dev.wake_queue(0);
         }
-        match link.send(&skb) {
+        match can.and_then(|()| link.send(&skb)) {
             Ok(()) => {
                 dev.counters.tx_packets.add(1);
                 dev.counters.tx_bytes.add(length);
                 skb.consume();
             }
-            Err(_) => refuse(dev, skb, DropReason::QueueFull),
+            // Nothing makes room for it, so that it does not wait.
+            Err(Unsent::TooLarge | Unsent::Empty) => refuse(dev, skb, DropReason::TooLarge),
+            Err(Unsent::Closed) => refuse(dev, skb, DropReason::NotReady),
+            Err(Unsent::NoElement) => refuse(dev, skb, DropReason::QueueFull),
         }
         Xmit::Taken
     }

@@ -112,13 +112,13 @@ impl Owner for Wire {
 
     fn changed(&self, is_up: bool) {
         let dev = &self.dev;
+        dev.connection_changed();
         if !is_up {
-            dev.set_carrier(false);
             pr_info!("{}: the I/O unit is gone\n", dev.name());
         } else {
             pr_info!("{}: connected to the I/O unit\n", dev.name());
         }
-        self.agent.connection_changed();
+        self.agent.kick();
         // Whoever waits for room is told that there is none, or that there is.
         dev.wake_queue(0);
     }

@@ -13,7 +13,7 @@ use crate::protocol::{
 };
 use crate::rdma::consumer::{self, Chunk, Done, Keep, Memory, Region, Unposted, User};
 use crate::rdma::ulp::Outcome;
-use crate::rdma::Remote;
+use crate::rdma::{Remote, WcOpcode};
 use crate::rdma_cm::{Connected, Id};
 use kernel::prelude::*;
 use kernel::sync::Arc;
@@ -125,6 +125,8 @@ pub(super) struct State<O: Owner> {
     pub(super) news: KVec<News>,
     pub(super) incoming_control: Option<Id<Events<O>>>,
     pub(super) incoming_data: Option<Id<Events<O>>>,
+    /// The host has asked for its data channel, which it does once on a connection.
+    pub(super) has_data: bool,
     pub(super) fault: Option<Fault>,
     pub(super) question: Option<Question>,
     pub(super) reply: Option<Reply>,
@@ -149,6 +151,7 @@ impl<O: Owner> State<O> {
             news: KVec::with_capacity(NEWS, GFP_KERNEL)?,
             incoming_control: None,
             incoming_data: None,
+            has_data: false,
             fault: None,
             question: None,
             reply: None,
@@ -489,7 +492,14 @@ impl<O: Owner> Channel<O> {
         }
         shared.traffic.data_received.add();
         if let Some(bits) = outcome.imm_data {
-            let result = state.endpoint.receive_immediate(bits, outcome.byte_len);
+            // Those of a message tell of no write: what is in the element is old.
+            let result = match outcome.opcode {
+                Some(WcOpcode::RecvRdmaWithImm) => state
+                    .endpoint
+                    .receive_immediate(bits, outcome.byte_len)
+                    .map_err(drop),
+                _ => Err(()),
+            };
             // Before its element is given back, so that the peer never has more of these than there are receives.
             Self::receive_again(state, chunk);
             if result.is_err() {
@@ -646,16 +656,20 @@ impl<O: Owner> Shared<O> {
         }
     }
 
-    pub(super) fn can_send(&self, length: usize) -> bool {
+    pub(super) fn can_send(&self, length: usize) -> core::result::Result<(), Unsent> {
+        let size = u32::try_from(length).map_err(|_| Unsent::TooLarge)?;
         let mut guard = self.state.lock();
         let state = &mut *guard;
         let has_room = match &state.live {
-            Some(live) if state.is_up => live.rooms.has(DATA_HEADER + length),
-            _ => false,
+            Some(live) if state.is_up => match DATA_HEADER + length {
+                length if live.rooms.has(length) => Ok(()),
+                length if live.rooms.fits(length) => Err(Unsent::NoElement),
+                _ => Err(Unsent::TooLarge),
+            },
+            _ => Err(Unsent::Closed),
         };
-        let can =
-            has_room && u32::try_from(length).is_ok_and(|length| state.endpoint.can_send(length));
-        state.is_starved |= !can;
+        let can = has_room.and_then(|()| state.endpoint.can_send(size));
+        state.is_starved |= can.is_err();
         can
     }
 
@@ -743,6 +757,9 @@ impl<O: Owner> Shared<O> {
         // For the case that it travels in a message.
         let Some(mut chunk) = live.rooms.take(size) else {
             self.traffic.dropped_no_room.add();
+            if !live.rooms.fits(size) {
+                return Err(Unsent::TooLarge);
+            }
             state.is_starved = true;
             return Err(Unsent::NoElement);
         };

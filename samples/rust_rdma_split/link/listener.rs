@@ -194,7 +194,7 @@ impl<F: Factory> Door<F> {
         let (epoch, own) = {
             let state = shared.state.lock();
             // Once, and after the control channel was accepted.
-            if state.is_up || state.live.is_none() {
+            if state.has_data || state.live.is_none() {
                 return Err(EBUSY);
             }
             (state.epoch, shared.join(Channel::Data, state.sessions))
@@ -207,8 +207,9 @@ impl<F: Factory> Door<F> {
         };
         let id = request.into_id(Arc::new(handler, GFP_KERNEL)?)?;
         let mut state = shared.state.lock();
-        let is_wanted = state.epoch == epoch && state.incoming_data.is_none();
+        let is_wanted = state.epoch == epoch && !state.has_data;
         if is_wanted {
+            state.has_data = true;
             state.incoming_data = Some(id);
             drop(state);
             shared.wake();

@@ -420,8 +420,9 @@ impl<O: Owner> Link<O> {
         self.0.state.lock().is_up
     }
 
-    /// Whether a frame of so many bytes can be sent now. If not, [`Owner::writable`] is called when it may be.
-    pub fn can_send(&self, length: usize) -> bool {
+    /// Whether a frame of so many bytes can be sent now. Where there is [`Unsent::NoElement`], [`Owner::writable`] is
+    /// called when it may be; for any other reason it is not worth waiting.
+    pub fn can_send(&self, length: usize) -> Result<(), Unsent> {
         self.0.can_send(length)
     }
 

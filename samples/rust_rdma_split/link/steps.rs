@@ -16,7 +16,7 @@
 use super::flow::{Channel, Fault, Live, OwnPool, Question, State};
 use super::stock::Stock;
 use super::{Frame, Link, Options, Owner, Place, Shape, Shared, CLIENT, CONFIG_MAX, PATIENCE};
-use crate::kernel_ext::random;
+use crate::kernel_ext::{random, rcu};
 use crate::protocol::{
     self, Join, Layout, PoolKind, PoolOffer, Role, Service, Status, Variant, CONTROL_DEPTH,
     CONTROL_MAX, DATA_HEADER, JOIN_MAGIC, MAX_POOLS, VERSION,
@@ -115,6 +115,36 @@ impl Backoff {
     }
 }
 
+/// How often the peer is answered: some questions at once, then one after the other with a pause. What it asks may take
+/// RTNL, which all of the machine wants.
+#[derive(Clone, Copy)]
+pub(super) struct Pace {
+    /// When all that was answered would be through if each had had its pause.
+    through: u64,
+}
+
+impl Pace {
+    /// Milliseconds for each question.
+    const PAUSE: u64 = 20;
+    /// Questions at once: all that a host tells when it comes.
+    const AT_ONCE: u64 = 256;
+
+    const fn new() -> Self {
+        Self { through: 0 }
+    }
+
+    /// Milliseconds until the next one may be answered.
+    fn wait(&self, now: u64) -> u64 {
+        self.through
+            .saturating_sub(now + (Self::AT_ONCE - 1) * Self::PAUSE)
+    }
+
+    /// One is answered.
+    fn answered(&mut self, now: u64) {
+        self.through = self.through.max(now) + Self::PAUSE;
+    }
+}
+
 /// What is made on the device for one connection, besides what is in [`Live`].
 struct Gear {
     /// Receives of the data channel, until its queue pair is there.
@@ -132,6 +162,7 @@ pub(super) struct Steps<O: Owner> {
     data: Option<Id<Events<O>>>,
     control: Option<Id<Events<O>>>,
     backoff: Backoff,
+    pace: Pace,
     /// When a host connects.
     begin_at: u64,
     /// When the connection has to be up.
@@ -153,6 +184,16 @@ fn failed(_error: Error) -> Fault {
     Fault::Failed
 }
 
+/// Puts an identifier where there is none. One that is there is not replaced: dropping it waits for its queue pair,
+/// which this task has to end first.
+fn fill<T>(place: &mut Option<T>, id: T) -> core::result::Result<(), Fault> {
+    if place.is_some() {
+        return Err(Fault::Peer);
+    }
+    *place = Some(id);
+    Ok(())
+}
+
 impl<O: Owner> Steps<O> {
     pub(super) fn new(peer: Option<SocketAddr>) -> Self {
         Self {
@@ -161,6 +202,7 @@ impl<O: Owner> Steps<O> {
             data: None,
             control: None,
             backoff: Backoff::new(),
+            pace: Pace::new(),
             begin_at: 0,
             deadline: None,
             closing: None,
@@ -212,20 +254,21 @@ impl<O: Owner> Shared<O> {
             return;
         }
         let now = self.now();
-        let tasks = self.tasks(now);
+        let tasks = self.tasks(&mut steps, now);
 
         let mut result = Ok(());
         if let Some(id) = tasks.control {
-            steps.control = Some(id);
-            steps.deadline = Some(now + CONNECT);
-            result = self.accept_control(&mut steps).map_err(failed);
+            result = fill(&mut steps.control, id).and_then(|()| {
+                steps.deadline = Some(now + CONNECT);
+                self.accept_control(&mut steps).map_err(failed)
+            });
         }
         for news in tasks.news {
             result = result.and_then(|()| self.happened(&mut steps, news));
         }
         if let Some(id) = tasks.data {
             result = result.and_then(|()| {
-                steps.data = Some(id);
+                fill(&mut steps.data, id)?;
                 self.accept_data(&mut steps).map_err(failed)
             });
         }
@@ -278,11 +321,15 @@ impl<O: Owner> Shared<O> {
             Service::Unacknowledged => super::RETRY / 4,
             Service::Acknowledged => PATIENCE / 20,
         };
+        let pause = match self.state.lock().question {
+            Some(_) => pause.min(steps.pace.wait(now).max(1)),
+            None => pause,
+        };
         pause as u32
     }
 
     /// Lets time pass, and takes what there is to do.
-    fn tasks(&self, now: u64) -> Tasks<O> {
+    fn tasks(&self, steps: &mut Steps<O>, now: u64) -> Tasks<O> {
         // Memory for what comes next; where there is none it stays empty, and the connection ends.
         let news = KVec::with_capacity(8, GFP_KERNEL).unwrap_or_default();
         let mut guard = self.state.lock();
@@ -291,11 +338,19 @@ impl<O: Owner> Shared<O> {
             state.fail(Fault::Peer);
         }
         state.pump(&self.traffic);
+        // The peer asks no other before this one is answered.
+        let question = match steps.pace.wait(now) {
+            0 => state.question.take(),
+            _ => None,
+        };
+        if question.is_some() {
+            steps.pace.answered(now);
+        }
         let mut tasks = Tasks {
             news,
             control: state.incoming_control.take(),
             data: state.incoming_data.take(),
-            question: state.question.take(),
+            question,
         };
         let count = tasks.news.capacity().min(state.news.len());
         for news in &state.news[..count] {
@@ -424,8 +479,7 @@ impl<O: Owner> Shared<O> {
             let id = self
                 .resolve(steps, protocol::Channel::Data)
                 .map_err(failed)?;
-            steps.data = Some(id);
-            return Ok(());
+            return fill(&mut steps.data, id);
         }
         self.up(steps);
         Ok(())
@@ -675,6 +729,7 @@ impl<O: Owner> Shared<O> {
             state.fault = None;
             state.question = None;
             state.reply = None;
+            state.has_data = false;
             (
                 state.live.take(),
                 core::mem::take(&mut state.is_up),
@@ -712,6 +767,10 @@ impl<O: Owner> Shared<O> {
             // Drained: no handler of this connection runs when they are gone.
             drop(data);
             drop(control);
+            // Who sends copies a frame to a chunk that he has taken, without the lock. He gives it up once he finds that
+            // the connection is over: in a soft interrupt, where no memory of a device can be freed. So all others
+            // stay until then.
+            rcu::synchronize();
             self.take_leftovers(&pools, owner.as_deref());
             drop((pools, rooms, reads, control_rooms, retired));
             drop::<KVec<Keep>>(keeps);
@@ -803,6 +862,34 @@ mod tests {
         }
         assert_eq!(before, Backoff::LONGEST);
         assert_eq!(Backoff::new().next(), Backoff::SHORTEST);
+    }
+
+    #[test]
+    fn who_asks_without_end_is_answered_with_a_pause_for_each() {
+        let mut pace = Pace::new();
+        for _ in 0..Pace::AT_ONCE {
+            assert_eq!(pace.wait(1000), 0);
+            pace.answered(1000);
+        }
+        assert_eq!(pace.wait(1000), Pace::PAUSE);
+        assert_eq!(pace.wait(1000 + Pace::PAUSE), 0);
+        pace.answered(1000 + Pace::PAUSE);
+        assert_eq!(pace.wait(1000 + Pace::PAUSE), Pace::PAUSE);
+        // Who has been silent may ask as much as at first.
+        let later = 1000 + 10 * Pace::AT_ONCE * Pace::PAUSE;
+        for _ in 0..Pace::AT_ONCE {
+            assert_eq!(pace.wait(later), 0);
+            pace.answered(later);
+        }
+        assert!(pace.wait(later) != 0);
+    }
+
+    #[test]
+    fn a_channel_that_is_there_is_not_replaced() {
+        let mut place = None;
+        assert_eq!(fill(&mut place, 1), Ok(()));
+        assert_eq!(fill(&mut place, 2), Err(Fault::Peer));
+        assert_eq!(place, Some(1));
     }
 
     #[test]

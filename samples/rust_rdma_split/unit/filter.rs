@@ -8,6 +8,8 @@ use kernel::prelude::*;
 
 /// Groups of a host, at most.
 const MOST_GROUPS: usize = 128;
+/// VLANs of a host, at most: the interface has room for so many, and hosts share it.
+const MOST_VLANS: u32 = 64;
 /// Numbers of VLANs are below this.
 const VLANS: usize = 4096;
 
@@ -32,10 +34,16 @@ impl Filter {
         })
     }
 
-    /// Whether a frame is wanted.
-    pub(super) fn wants(&self, header: &EthernetHeader, vlan: Option<u16>) -> bool {
+    /// Whether a frame is wanted. What is for somebody whom the I/O unit knows, another host or the machine itself
+    /// (`is_somebodys`), is not for those who want all.
+    pub(super) fn wants(
+        &self,
+        header: &EthernetHeader,
+        vlan: Option<u16>,
+        is_somebodys: bool,
+    ) -> bool {
         if self.flags & FILTER_PROMISCUOUS != 0 {
-            return true;
+            return !is_somebodys || header.destination == self.mac;
         }
         // Number 0 is a priority without a VLAN.
         if vlan.is_some_and(|vlan| vlan != 0 && !self.has_vlan(vlan)) {
@@ -68,6 +76,12 @@ impl Filter {
         word.is_some_and(|word| word & (1 << (vlan % 64)) != 0)
     }
 
+    /// Whether it may have one more VLAN, or has it already.
+    pub(super) fn has_room_for_vlan(&self, vlan: u16) -> bool {
+        let count: u32 = self.vlans.iter().map(|word| word.count_ones()).sum();
+        self.has_vlan(vlan) || count < MOST_VLANS
+    }
+
     pub(super) fn set_vlan(&mut self, vlan: u16, is_wanted: bool) {
         if let Some(word) = self.vlans.get_mut(usize::from(vlan) / 64) {
             let bit = 1 << (vlan % 64);
@@ -95,10 +109,10 @@ mod tests {
     #[test]
     fn a_host_gets_what_is_for_it_and_for_all() -> Result {
         let filter = Filter::new(OWN)?;
-        assert!(filter.wants(&to(OWN), None));
-        assert!(filter.wants(&to(MacAddress::BROADCAST), None));
-        assert!(!filter.wants(&to(OTHER), None));
-        assert!(!filter.wants(&to(GROUP), None));
+        assert!(filter.wants(&to(OWN), None, false));
+        assert!(filter.wants(&to(MacAddress::BROADCAST), None, false));
+        assert!(!filter.wants(&to(OTHER), None, false));
+        assert!(!filter.wants(&to(GROUP), None, false));
         Ok(())
     }
 
@@ -107,14 +121,17 @@ mod tests {
         let mut filter = Filter::new(OWN)?;
         filter.add_group(GROUP)?;
         filter.add_group(GROUP)?;
-        assert!(filter.wants(&to(GROUP), None));
+        assert!(filter.wants(&to(GROUP), None, false));
         filter.remove_group(GROUP);
-        assert!(!filter.wants(&to(GROUP), None));
+        assert!(!filter.wants(&to(GROUP), None, false));
         filter.flags = FILTER_ALL_MULTICAST;
-        assert!(filter.wants(&to(GROUP), None));
-        assert!(!filter.wants(&to(OTHER), None));
+        assert!(filter.wants(&to(GROUP), None, false));
+        assert!(!filter.wants(&to(OTHER), None, false));
         filter.flags = FILTER_PROMISCUOUS;
-        assert!(filter.wants(&to(OTHER), Some(7)));
+        assert!(filter.wants(&to(OTHER), Some(7), false));
+        // Whose that is the I/O unit knows.
+        assert!(!filter.wants(&to(OTHER), None, true));
+        assert!(filter.wants(&to(OWN), None, true));
         Ok(())
     }
 
@@ -132,16 +149,29 @@ mod tests {
     }
 
     #[test]
+    fn there_are_so_many_vlans_and_no_more() -> Result {
+        let mut filter = Filter::new(OWN)?;
+        for vlan in 1..=MOST_VLANS as u16 {
+            assert!(filter.has_room_for_vlan(vlan));
+            filter.set_vlan(vlan, true);
+        }
+        assert!(!filter.has_room_for_vlan(4094) && filter.has_room_for_vlan(1));
+        filter.set_vlan(7, false);
+        assert!(filter.has_room_for_vlan(4094));
+        Ok(())
+    }
+
+    #[test]
     fn a_host_gets_its_vlans_only() -> Result {
         let mut filter = Filter::new(OWN)?;
-        assert!(filter.wants(&to(OWN), Some(0)));
-        assert!(!filter.wants(&to(OWN), Some(4094)));
+        assert!(filter.wants(&to(OWN), Some(0), false));
+        assert!(!filter.wants(&to(OWN), Some(4094), false));
         filter.set_vlan(4094, true);
-        assert!(filter.wants(&to(OWN), Some(4094)));
-        assert!(!filter.wants(&to(OTHER), Some(4094)));
-        assert!(!filter.wants(&to(OWN), Some(4093)));
+        assert!(filter.wants(&to(OWN), Some(4094), false));
+        assert!(!filter.wants(&to(OTHER), Some(4094), false));
+        assert!(!filter.wants(&to(OWN), Some(4093), false));
         filter.set_vlan(4094, false);
-        assert!(!filter.wants(&to(OWN), Some(4094)));
+        assert!(!filter.wants(&to(OWN), Some(4094), false));
         Ok(())
     }
 }

@@ -10,6 +10,7 @@ mod filter;
 mod port;
 
 use crate::frames::OVERHEAD;
+use crate::kernel_ext::rcu;
 use crate::kernel_ext::spinlock::{new_irq_spinlock, IrqSpinLock};
 use crate::kernel_ext::workqueue::OwnedQueue;
 use crate::link::{Factory, Link};
@@ -17,7 +18,7 @@ use crate::net::{
     Attachment, EthernetHeader, Handle, InterfaceEvent, InterfaceState, MacAddress, Received, Rtnl,
     Skb, Upper, Verdict,
 };
-use crate::protocol::{Link as LanLink, LINK_FULL_DUPLEX, LINK_UP};
+use crate::protocol::{Link as LanLink, LINK_FULL_DUPLEX, LINK_UP, MTU_MAX};
 use kernel::fmt;
 use kernel::prelude::*;
 use kernel::sync::atomic::{Atomic, Relaxed};
@@ -31,10 +32,11 @@ pub struct Lent {
 }
 
 impl Lent {
-    /// Lends the interface of that name to at most `hosts` at a time.
-    pub fn new(name: &CStr, hosts: usize) -> Result<Self> {
+    /// Lends the interface of that name to at most `hosts` at a time. Where they are trusted they may have any address
+    /// that nobody has here; else those only that no maker has given to anybody.
+    pub fn new(name: &CStr, hosts: usize, trust: bool) -> Result<Self> {
         let queue = Arc::new(OwnedQueue::unbound(c"rust_rdma_split_unit")?, GFP_KERNEL)?;
-        let attachment = Attachment::new(name, Lan::new(hosts, queue.clone()))?;
+        let attachment = Attachment::new(name, Lan::new(hosts, trust, queue.clone()))?;
         let lan = attachment.handle();
         Rtnl::with(|rtnl| lan.upper().is_like(lan.state(rtnl).as_ref()));
         let like = *lan.upper().like.lock();
@@ -96,7 +98,11 @@ impl Factory for Unit {
 
     fn parted(&self, port: Arc<Port>) {
         self.lan.upper().ports.remove(&port);
+        // At once: the host may be here again, and wants its address.
         port.forget();
+        // Soft interrupts that go through all hosts may have found it before. The last reference is not theirs: with
+        // it goes the link, and with the last of all links their work queues.
+        rcu::synchronize();
     }
 }
 
@@ -160,9 +166,16 @@ impl Ports {
     }
 
     /// Gives a frame to all who want it, but the one it is from.
-    fn deliver(&self, skb: &Skb, header: &EthernetHeader, vlan: Option<u16>, from: Option<&Port>) {
+    fn deliver(
+        &self,
+        skb: &Skb,
+        header: &EthernetHeader,
+        vlan: Option<u16>,
+        is_somebodys: bool,
+        from: Option<&Port>,
+    ) {
         for port in self.others(from) {
-            if port.wants(header, vlan) {
+            if port.wants(header, vlan, is_somebodys) {
                 port.deliver(skb);
             }
         }
@@ -185,12 +198,14 @@ pub struct Lan {
     like: IrqSpinLock<Like>,
     /// Frames of the LAN that no host got, for want of memory here.
     dropped: Atomic<u64>,
+    /// Whether hosts may have any address.
+    trust: bool,
     /// Where hosts are told of what happens to it.
     queue: Arc<OwnedQueue>,
 }
 
 impl Lan {
-    fn new(hosts: usize, queue: Arc<OwnedQueue>) -> impl PinInit<Self, Error> {
+    fn new(hosts: usize, trust: bool, queue: Arc<OwnedQueue>) -> impl PinInit<Self, Error> {
         try_pin_init!(Self {
             ports <- Ports::new(hosts),
             like <- new_irq_spinlock!(Like {
@@ -198,6 +213,7 @@ impl Lan {
                 link: LanLink { flags: 0, speed: 0, mtu: 0 },
             }),
             dropped: Atomic::new(0),
+            trust,
             queue,
         })
     }
@@ -218,12 +234,18 @@ impl Lan {
                 like.link = LanLink {
                     flags: up | duplex,
                     speed: state.link.speed.unwrap_or(0),
-                    mtu: state.mtu,
+                    // Hosts are told of no larger one.
+                    mtu: state.mtu.min(MTU_MAX),
                 };
             }
             None => like.link.flags = 0,
         }
         like.link != before
+    }
+
+    /// Whether that is the address of the interface itself.
+    fn is_own(&self, mac: MacAddress) -> bool {
+        self.like.lock().mac == mac
     }
 
     /// Bytes of the largest frame that it takes.
@@ -235,11 +257,18 @@ impl Lan {
 impl Upper for Lan {
     fn received(&self, frame: Received) -> Verdict {
         let (header, vlan) = (frame.header(), frame.vlan());
-        if !self.ports.all().any(|port| port.wants(&header, vlan)) {
+        // What is for this machine is for no host. Where the connections to hosts use the interface, too, each frame that
+        // one gets would beget others, without end.
+        if self.is_own(header.destination) {
+            return Verdict::Pass(frame);
+        }
+        let is_a_hosts = self.ports.has_mac(header.destination, None);
+        let is_wanted = |port: Arc<Port>| port.wants(&header, vlan, is_a_hosts);
+        if !self.ports.all().any(is_wanted) {
             return Verdict::Pass(frame);
         }
         // What is for a host is not for this machine; what is for many may be.
-        let (whole, verdict) = if self.ports.has_mac(header.destination, None) {
+        let (whole, verdict) = if is_a_hosts {
             (Ok(frame), Verdict::Taken)
         } else {
             (frame.try_clone(), Verdict::Pass(frame))
@@ -247,7 +276,7 @@ impl Upper for Lan {
         match whole.and_then(Received::into_frames) {
             Ok(frames) => {
                 for skb in frames {
-                    self.ports.deliver(&skb, &header, vlan, None);
+                    self.ports.deliver(&skb, &header, vlan, is_a_hosts, None);
                     skb.consume();
                 }
             }

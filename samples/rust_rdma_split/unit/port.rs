@@ -4,7 +4,8 @@
 
 use super::filter::Filter;
 use super::Lan;
-use crate::frames::{copy_frame, MAX_MTU, OVERHEAD};
+use crate::frames::{copy_frame, MAX_MTU, MIN_MTU, OVERHEAD};
+use crate::kernel_ext::ratelimit::RateLimit;
 use crate::kernel_ext::spinlock::{new_irq_spinlock, IrqSpinLock};
 use crate::link::{Frame, Link, Owner, CONFIG_MAX};
 use crate::net::{
@@ -20,9 +21,6 @@ use kernel::prelude::*;
 use kernel::sync::atomic::{Acquire, Atomic, Relaxed, Release};
 use kernel::sync::{new_mutex, Arc, Mutex};
 use kernel::workqueue::{new_work, Work, WorkItem};
-
-/// The smallest MTU (`ETH_MIN_MTU`).
-const MIN_MTU: u32 = 68;
 
 /// A host, with its part of the interface.
 #[pin_data]
@@ -42,6 +40,9 @@ pub struct Port {
     forwarded: Atomic<u64>,
     /// Frames of the host that went nowhere.
     dropped: Atomic<u64>,
+    /// What the host makes this machine say.
+    #[pin]
+    said: RateLimit,
     #[pin]
     telling: Work<Port>,
 }
@@ -69,6 +70,7 @@ impl Port {
                 delivered: Atomic::new(0),
                 forwarded: Atomic::new(0),
                 dropped: Atomic::new(0),
+                said <- RateLimit::new(),
                 telling <- new_work!("rust_rdma_split_unit_telling"),
             }),
             GFP_KERNEL,
@@ -86,8 +88,13 @@ impl Port {
         self.is_up.load(Acquire) && self.filter.lock().mac == mac
     }
 
-    pub(super) fn wants(&self, header: &EthernetHeader, vlan: Option<u16>) -> bool {
-        self.is_up.load(Acquire) && self.filter.lock().wants(header, vlan)
+    pub(super) fn wants(
+        &self,
+        header: &EthernetHeader,
+        vlan: Option<u16>,
+        is_somebodys: bool,
+    ) -> bool {
+        self.is_up.load(Acquire) && self.filter.lock().wants(header, vlan, is_somebodys)
     }
 
     /// Gives the host a frame. What it has no room for the link counts.
@@ -105,7 +112,10 @@ impl Port {
         let header = skb.ethernet_header().ok_or(EINVAL)?;
         let vlan = vlan_of(&skb, &header);
         let lan = self.lan.upper();
-        lan.ports.deliver(&skb, &header, vlan, Some(self));
+        let is_somebodys =
+            lan.is_own(header.destination) || lan.ports.has_mac(header.destination, None);
+        lan.ports
+            .deliver(&skb, &header, vlan, is_somebodys, Some(self));
         if lan.ports.has_mac(header.destination, Some(self)) {
             skb.consume();
             return Ok(());
@@ -126,7 +136,10 @@ impl Port {
             return Ok(());
         }
         wanted.reserve(1, GFP_KERNEL).map_err(|_| Status::Failed)?;
-        let new = self.lan.want(want).map_err(|_| Status::Failed)?;
+        let new = self.lan.want(want).map_err(|err| match err {
+            err if err == EEXIST => Status::NotPermitted,
+            _ => Status::Failed,
+        })?;
         wanted.push(new, GFP_KERNEL).map_err(|_| Status::Failed)
     }
 
@@ -140,15 +153,22 @@ impl Port {
         if !mac.is_valid() {
             return Err(Status::BadValue);
         }
-        let lan = self.lan.upper();
-        if lan.like.lock().mac == mac || lan.ports.has_mac(mac, Some(self)) {
+        let old = self.filter.lock().mac;
+        if old == mac {
+            return Ok(());
+        }
+        if !self.lan.upper().trust && !mac.is_locally_administered() {
             return Err(Status::NotPermitted);
         }
-        let old = self.filter.lock().mac;
-        if old != mac {
-            self.want(Want::Unicast(mac))?;
-            self.filter.lock().mac = mac;
-            self.want_not(Want::Unicast(old));
+        // An address is wanted by one only: that of another host or of this machine is refused here, also where two
+        // ask at once.
+        self.want(Want::Unicast(mac))?;
+        self.filter.lock().mac = mac;
+        self.want_not(Want::Unicast(old));
+        if self
+            .said
+            .allows(c"rust_rdma_split_unit: other addresses of a host")
+        {
             pr_info!("host {} is {} now\n", old, mac);
         }
         Ok(())
@@ -170,6 +190,10 @@ impl Port {
             return Err(Status::BadValue);
         }
         if is_wanted {
+            // Requests of a host come one after the other.
+            if !self.filter.lock().has_room_for_vlan(vlan) {
+                return Err(Status::Failed);
+            }
             self.want(Want::Vlan(vlan))?;
         } else {
             self.want_not(Want::Vlan(vlan));

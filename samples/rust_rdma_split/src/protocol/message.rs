@@ -97,14 +97,16 @@ fn sensible(operation: Operation, data: &[u8]) -> bool {
         Operation::AddMulticast | Operation::RemoveMulticast => {
             MacAddress::decode(data).is_some_and(|it| it.reserved_is_zero() && it.mac[0] & 1 == 1)
         }
-        Operation::GetMtu | Operation::SetMtu => Mtu::decode(data).is_some_and(|it| it.mtu != 0),
+        Operation::GetMtu | Operation::SetMtu => {
+            Mtu::decode(data).is_some_and(|it| (1..=MTU_MAX).contains(&it.mtu))
+        }
         Operation::AddVlan | Operation::RemoveVlan => Vlan::decode(data)
             .is_some_and(|it| it.reserved_is_zero() && (1..4095).contains(&it.vlan)),
         Operation::SetFilter => FilterFlags::decode(data)
             .is_some_and(|it| it.flags & !(FILTER_PROMISCUOUS | FILTER_ALL_MULTICAST) == 0),
-        Operation::GetLink | Operation::LinkChanged => {
-            Link::decode(data).is_some_and(|it| it.flags & !(LINK_UP | LINK_FULL_DUPLEX) == 0)
-        }
+        // An interface that is gone has an MTU of 0.
+        Operation::GetLink | Operation::LinkChanged => Link::decode(data)
+            .is_some_and(|it| it.flags & !(LINK_UP | LINK_FULL_DUPLEX) == 0 && it.mtu <= MTU_MAX),
         Operation::GetStatistics | Operation::Received => true,
     }
 }

@@ -14,6 +14,8 @@ pub const CONTROL_DEPTH: usize = 16;
 pub const JOIN_MAGIC: u32 = u32::from_be_bytes(*b"FeSp");
 /// Added to a pool's index where a message refers to a pool of its receiver; indices are smaller.
 pub const REFERENCE_YOURS: u32 = 1 << 31;
+/// The largest MTU that anybody may tell of.
+pub const MTU_MAX: u32 = 65_535;
 /// `FilterFlags::flags`: all frames are wanted.
 pub const FILTER_PROMISCUOUS: u32 = 1 << 0;
 /// `FilterFlags::flags`: all multicast frames are wanted.

@@ -268,12 +268,19 @@ fn what_32_bits_cannot_say_is_told_by_a_message() {
 #[test]
 fn dropped_frames_are_counted_and_more_is_asked_for() {
     let mut world = furnished(options(Role::Host, Service::Acknowledged, Variant::Push));
+    assert_eq!(
+        world.ends[0].endpoint.can_send(70_001),
+        Err(Unsent::TooLarge)
+    );
     assert_eq!(world.send(0, 70_001), Err(Unsent::TooLarge));
     assert_eq!(world.send(0, 0), Err(Unsent::Empty));
     for _ in 0..2 {
         world.send(0, 65_000).unwrap();
     }
-    assert!(!world.ends[0].endpoint.can_send(65_000));
+    assert_eq!(
+        world.ends[0].endpoint.can_send(65_000),
+        Err(Unsent::NoElement)
+    );
     assert_eq!(world.send(0, 65_000), Err(Unsent::NoElement));
     let counters = *world.ends[0].endpoint.counters();
     assert_eq!(
@@ -297,7 +304,7 @@ fn dropped_frames_are_counted_and_more_is_asked_for() {
     );
     world.ends[0].endpoint.control_done(Token::OneWay);
     world.settle();
-    assert!(world.ends[0].endpoint.can_send(65_000));
+    assert_eq!(world.ends[0].endpoint.can_send(65_000), Ok(()));
     world.ends[0].endpoint.stop();
     assert_eq!(world.send(0, 60), Err(Unsent::Closed));
     assert_eq!(world.ends[0].endpoint.counters().dropped_closed, 1);

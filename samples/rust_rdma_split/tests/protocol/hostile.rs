@@ -148,6 +148,21 @@ impl Victim {
         let bits = bits.encode().unwrap();
         self.endpoint.receive_immediate(bits, size).map(drop)
     }
+
+    /// A request that tells of an MTU.
+    fn link_changed(&mut self, mtu: u32) -> Result<(), Violation> {
+        let operation = u32::from(Operation::LinkChanged.number());
+        self.control(8, &words(&[operation << 16, 12, LINK_UP, 0, mtu]))
+    }
+
+    /// The answer to what it is made to ask.
+    fn answer(&mut self, operation: Operation, data: &[u8]) -> Result<(), Violation> {
+        self.endpoint.request(operation, &[]).unwrap();
+        let asked = self.poll();
+        let sequence = u32::from_be_bytes(asked[8..12].try_into().unwrap());
+        let header = words(&[u32::from(operation.number()) << 16, data.len() as u32]);
+        self.raw(&message(9, OWN, sequence, &[&header, data].concat()))
+    }
 }
 
 type Attack = fn(&mut Victim) -> Result<(), Violation>;
@@ -401,6 +416,22 @@ const ATTACKS: &[(Violation, Attack)] = &[
             &[words(&[1 << 16, 8]), vec![2; 6], vec![0; 2]].concat(),
         ))
     }),
+    // An MTU that nobody has, with which its receiver is not to reckon.
+    (Violation::BadData, |it| it.link_changed(u32::MAX)),
+    (Violation::BadData, |it| it.link_changed(MTU_MAX + 1)),
+    (Violation::BadData, |it| {
+        it.answer(Operation::GetLink, &words(&[0, 0, u32::MAX]))
+    }),
+    (Violation::BadData, |it| {
+        it.answer(Operation::GetMtu, &words(&[u32::MAX]))
+    }),
+    (Violation::BadData, |it| {
+        it.answer(Operation::GetMtu, &words(&[0]))
+    }),
+    (Violation::BadData, |it| {
+        *it = Victim::new(options(Role::Unit, Service::Acknowledged, Variant::Push));
+        it.control(8, &[words(&[6 << 16, 4]), words(&[u32::MAX])].concat())
+    }),
     (Violation::FlushedEarly, |it| {
         it.immediate(1, 0, 1)?;
         it.endpoint.withdraw(1).unwrap();
@@ -465,6 +496,20 @@ fn what_is_wrong_is_refused_and_counted_and_a_new_connection_works() {
     assert_eq!(seen, all);
     let names: BTreeSet<&str> = Violation::ALL.iter().map(|it| it.1).collect();
     assert_eq!(names.len(), VIOLATIONS);
+}
+
+#[test]
+fn an_mtu_is_taken_up_to_the_largest() {
+    let options = options(Role::Host, Service::Acknowledged, Variant::Push);
+    assert_eq!(Victim::new(options).link_changed(MTU_MAX), Ok(()));
+    for (operation, data) in [
+        (Operation::GetMtu, words(&[MTU_MAX])),
+        (Operation::GetLink, words(&[LINK_UP, 0, MTU_MAX])),
+        // Of an interface that is gone.
+        (Operation::GetLink, words(&[0, 0, 0])),
+    ] {
+        assert_eq!(Victim::new(options).answer(operation, &data), Ok(()));
+    }
 }
 
 /// On the unacknowledged service what comes twice is no offence: what it does not do is count.

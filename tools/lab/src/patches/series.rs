@@ -331,8 +331,8 @@ F:	samples/rust/rdma_*/
         body: "\
 Completions with a timeout, spinlocks that keep interrupts off,
 workqueues of one's own, tables that interrupt handlers may look into,
-barriers against devices, and values on a stack that others refer to for
-a while.
+barriers against devices, waiting for readers of RCU, and values on a
+stack that others refer to for a while.
 
 Each file names the one of rust/kernel that it is meant for.
 ",
@@ -341,6 +341,7 @@ Each file names the one of rust/kernel that it is meant for.
             "rust/kernel_ext/completion.rs",
             "rust/kernel_ext/errno.rs",
             "rust/kernel_ext/mod.rs",
+            "rust/kernel_ext/rcu.rs",
             "rust/kernel_ext/scoped.rs",
             "rust/kernel_ext/spinlock.rs",
             "rust/kernel_ext/table.rs",

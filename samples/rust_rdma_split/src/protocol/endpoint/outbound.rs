@@ -41,9 +41,10 @@ impl<S: DerefMut<Target = [Element]>> Endpoint<S> {
         }
     }
 
-    /// Whether a frame of this length could be sent now.
-    pub fn can_send(&self, length: u32) -> bool {
-        self.choose(length).is_ok()
+    /// Whether a frame of this length could be sent now, or why not. It is worth waiting for
+    /// [`Unsent::NoElement`] only: for any other reason it cannot be sent later either.
+    pub fn can_send(&self, length: u32) -> Result<(), Unsent> {
+        self.choose(length).map(drop)
     }
 
     /// Says how a frame of `length` bytes travels; frames are handed to the data channel in the order
