@@ -72,8 +72,8 @@ use crate::{
 use core::cell::Cell;
 use kernel::{
     alloc::flags::{
-        GFP_NOWAIT,
         __GFP_NOWARN, //
+        GFP_NOWAIT,
     },
     device::{
         Bound,
