@@ -298,7 +298,7 @@ pub fn groups() -> Vec<Group> {
             flavour: Flavour::Test,
             load_driver: false,
             options: split::options,
-            long: false,
+            long: true,
             tests: &[("split", split::TESTS), ("split", split::AFTERWARDS)],
         },
         Group {
@@ -306,7 +306,7 @@ pub fn groups() -> Vec<Group> {
             flavour: Flavour::Test,
             load_driver: false,
             options: split::plain_options,
-            long: false,
+            long: true,
             tests: &[("split", split::OVER_RXE)],
         },
         Group {
