@@ -8,8 +8,6 @@ use anyhow::{ensure, Result};
 use super::driver::{bind, unbind};
 use super::VmTest;
 use crate::cluster::Cluster;
-use crate::pyverbs;
-use crate::traffic::{pingpong, DEVICE_AND_GID};
 use crate::vm::Vm;
 
 /// With all checkers of the test kernel.
@@ -21,18 +19,6 @@ pub const TESTS: &[VmTest] = &[
     VmTest::new(
         "rdma and sysfs show the sample's device, whose port follows its interface",
         shown,
-    ),
-    VmTest::new(
-        "processes exchange messages through the sample, by polling and by events",
-        messages,
-    ),
-    VmTest::new(
-        "rdma-core's own tests pass on the sample, as far as a device of reliable connections goes",
-        suite,
-    ),
-    VmTest::new(
-        "a process that posts what is not its own to the sample is refused",
-        refused,
     ),
 ];
 
@@ -130,166 +116,5 @@ fn shown(cluster: &Cluster) -> Result<()> {
             "rdma link | grep 'soft0/1' | grep -q 'state ACTIVE'",
             Duration::from_secs(60),
         )
-    })
-}
-
-fn messages(cluster: &Cluster) -> Result<()> {
-    let (one, _) = cluster.two()?;
-    with_sample(one, || {
-        for (size, events) in [(4096, false), (100_000, true)] {
-            pingpong(one, one, size, 100, events)?;
-        }
-        Ok(())
-    })
-}
-
-/// Modules of rdma-core's tests in which there is something for a device that has reliable connections (RC), and neither
-/// datagrams nor windows, shared queues, or extended ways to post and poll.
-const MODULES: &[&str] = &[
-    "test_atomic",
-    "test_cq",
-    "test_cq_events",
-    "test_mr",
-    "test_pd",
-    "test_qp",
-];
-
-/// How many of their tests pass, and how many have to be skipped.
-const PASSED: usize = 28;
-const SKIPPED: usize = 46;
-
-fn suite(cluster: &Cluster) -> Result<()> {
-    let (one, _) = cluster.two()?;
-    with_sample(one, || {
-        let [passed, skipped] = pyverbs::with_suite(one, |_| pyverbs::of_modules(one, MODULES))?;
-        ensure!(
-            (passed.len(), skipped.len()) == (PASSED, SKIPPED),
-            "{} passed, not {PASSED}, and {} were skipped, not {SKIPPED}\npassed: {passed:#?}\nskipped: {skipped:#?}",
-            passed.len(),
-            skipped.len()
-        );
-        Ok(())
-    })
-}
-
-/// Posts sends, each with queue pairs of its own, of which none may succeed: memory of the kernel's by the key that
-/// kernel users have, that of another domain, beyond a region, and with a key that no region has; then what cannot even
-/// be posted.
-const HOSTILE: &str = r#"
-import errno, sys, types
-place, gid = sys.argv[1], int(sys.argv[2])
-sys.path[:0] = [place, place + '/tests']
-package = types.ModuleType('tests')
-package.__path__ = [place + '/tests']
-sys.modules['tests'] = package
-import pyverbs.enums as e
-from pyverbs.mr import MR
-from pyverbs.pd import PD
-from pyverbs.pyverbs_error import PyverbsRDMAError
-from pyverbs.wr import SGE, SendWR, RecvWR
-from tests.base import RCResources
-from tests import utils
-
-def pair():
-    ends = [RCResources(dev_name='soft0', ib_port=1, gid_index=gid) for _ in range(2)]
-    ends[0].pre_run(ends[1].psns, ends[1].qps_num)
-    ends[1].pre_run(ends[0].psns, ends[0].qps_num)
-    return ends
-
-def completion(end):
-    for _ in range(1000000):
-        count, wcs = end.cq.poll(1)
-        if count:
-            return wcs[0].status
-    raise SystemExit('no completion')
-
-def post(end, sge, send=True, flags=e.IBV_SEND_SIGNALED):
-    if send:
-        end.qp.post_send(SendWR(1, e.IBV_WR_SEND, num_sge=len(sge), sg=sge, send_flags=flags))
-    else:
-        end.qp.post_recv(RecvWR(1, num_sge=len(sge), sg=sge))
-
-kernel = 0xffff888000001000
-wrong = {
-    'kernel': lambda end: (kernel, 8, 0),
-    'user address': lambda end: (end.mr.buf, 8, 0),
-    'no region': lambda end: (end.mr.buf, 8, end.mr.lkey + 1),
-    'no number': lambda end: (end.mr.buf, 8, 0xffffff00),
-    'before': lambda end: (end.mr.buf - 1, 8, end.mr.lkey),
-    'beyond': lambda end: (end.mr.buf + end.msg_size - 4, 8, end.mr.lkey),
-    'long': lambda end: (end.mr.buf, 0x7fffffff, end.mr.lkey),
-    'last': lambda end: (2 ** 64 - 4, 8, end.mr.lkey),
-}
-for name, sge in wrong.items():
-    near, far = pair()
-    post(far, [SGE(far.mr.buf, far.msg_size, far.mr.lkey)], send=False)
-    post(near, [SGE(*sge(near))])
-    status = completion(near)
-    assert status == e.IBV_WC_LOC_PROT_ERR, (name, status)
-    # To be written to.
-    near, far = pair()
-    post(far, [SGE(*sge(far))], send=False)
-    post(near, [SGE(near.mr.buf, 8, near.mr.lkey)])
-    status = completion(near)
-    assert status == e.IBV_WC_REM_OP_ERR, (name, status)
-    assert completion(far) == e.IBV_WC_LOC_PROT_ERR, name
-
-# A region of another domain, and one that may not be written.
-near, far = pair()
-other = MR(PD(near.ctx), 4096, e.IBV_ACCESS_LOCAL_WRITE)
-post(near, [SGE(other.buf, 8, other.lkey)])
-assert completion(near) == e.IBV_WC_LOC_PROT_ERR
-near, far = pair()
-fixed = MR(far.pd, 4096, 0)
-post(far, [SGE(fixed.buf, 4096, fixed.lkey)], send=False)
-post(near, [SGE(near.mr.buf, 8, near.mr.lkey)])
-assert completion(near) == e.IBV_WC_REM_OP_ERR
-
-# A peer does not end a region of a process, in whichever order the bytes of its key are told.
-for order in 'little', 'big':
-    near, far = pair()
-    post(far, [SGE(far.mr.buf, 8, far.mr.lkey)], send=False)
-    key = int.from_bytes(far.mr.rkey.to_bytes(4, 'little'), order)
-    sge = SGE(near.mr.buf, 8, near.mr.lkey)
-    near.qp.post_send(SendWR(1, e.IBV_WR_SEND_WITH_INV, num_sge=1, sg=[sge], imm_data=key))
-    assert completion(near) == e.IBV_WC_REM_OP_ERR, order
-
-# What is not posted at all.
-near, far = pair()
-sge = SGE(near.mr.buf, 8, near.mr.lkey)
-for sges, flags in ([sge], e.IBV_SEND_SIGNALED | e.IBV_SEND_INLINE), ([SGE(kernel, 8, 0)], e.IBV_SEND_INLINE), ([sge] * 5, 0):
-    try:
-        post(near, sges, flags=flags)
-    except PyverbsRDMAError as ex:
-        assert ex.error_code == errno.EINVAL, ex
-    else:
-        raise SystemExit('was posted: %d entries, flags %d' % (len(sges), flags))
-
-# More than there is room for in the completion queue is told of once, and harms nobody.
-near, far = pair()
-for _ in range(200):
-    for end in near, far:
-        try:
-            post(end, [SGE(end.mr.buf, 8, end.mr.lkey)], send=end is near)
-        except PyverbsRDMAError:
-            pass
-del near, far
-print('refused')
-"#;
-
-fn refused(cluster: &Cluster) -> Result<()> {
-    let (one, _) = cluster.two()?;
-    with_sample(one, || {
-        pyverbs::with_suite(one, |place| {
-            let said = one.sh_in(
-                &format!(
-                    "cat >{place}/hostile.py <<'END'\n{HOSTILE}\nEND\n{DEVICE_AND_GID}\n\
-                     python3 {place}/hostile.py {place} $gid"
-                ),
-                TIME * 2,
-            )?;
-            ensure!(said.contains("refused"), "{said}");
-            Ok(())
-        })
     })
 }
