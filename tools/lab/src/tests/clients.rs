@@ -323,11 +323,13 @@ fn open_mpi(cluster: &Cluster) -> Result<()> {
     let remote = "/ferrite/tests/clients/remote-shell";
     let shell = two.spawn(&format!("exec {remote} --serve"), TIME)?;
     wait_listening(two, 7515)?;
+    // UCX measures how fast the processor's counter goes; beside a busy machine it takes seconds for minutes, in which
+    // a peer was not heard of.
     let outcome = one.run(
         &format!(
             "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
             exec mpirun --prtemca plm_ssh_agent {remote} --host {},{} -n 2 --mca pml ucx \
-                -x UCX_TLS=rc_verbs,ud_verbs:aux,self -x UCX_NET_DEVICES=ferrite0:1 \
+                -x UCX_TLS=rc_verbs,ud_verbs:aux,self -x UCX_UD_TIMEOUT=60m -x UCX_NET_DEVICES=ferrite0:1 \
                 /ferrite/tests/clients/mpi-ring",
             one.name(),
             two.name()
