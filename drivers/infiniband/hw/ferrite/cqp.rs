@@ -71,10 +71,7 @@ use crate::{
 };
 use core::cell::Cell;
 use kernel::{
-    alloc::flags::{
-        __GFP_NOWARN, //
-        GFP_NOWAIT,
-    },
+    alloc::flags::__GFP_NOWARN,
     device::{
         Bound,
         Device, //
