@@ -424,14 +424,19 @@ impl<O: Owner> Shared<O> {
         }
     }
 
+    /// The private data of this side for a channel.
+    fn greeting(&self, channel: protocol::Channel) -> Result<[u8; Join::SIZE]> {
+        let mut join = [0; Join::SIZE];
+        let sessions = self.state.lock().sessions;
+        let own = self.join(channel, sessions);
+        own.encode(&mut join).ok_or(EINVAL)?;
+        Ok(join)
+    }
+
     fn connect_control(self: &Arc<Self>, steps: &mut Steps<O>) -> Result {
         let control = protocol::Channel::Control;
         self.equip(steps)?;
-        let sessions = self.state.lock().sessions;
-        let mut join = [0; Join::SIZE];
-        self.join(control, sessions)
-            .encode(&mut join)
-            .ok_or(EINVAL)?;
+        let join = self.greeting(control)?;
         let id = steps.id(control)?;
         id.connect(&self.parameters(&id.lease()?, &join))
     }
@@ -439,9 +444,7 @@ impl<O: Owner> Shared<O> {
     fn connect_data(self: &Arc<Self>, steps: &mut Steps<O>) -> Result {
         let data = protocol::Channel::Data;
         self.make_data_channel(steps)?;
-        let sessions = self.state.lock().sessions;
-        let mut join = [0; Join::SIZE];
-        self.join(data, sessions).encode(&mut join).ok_or(EINVAL)?;
+        let join = self.greeting(data)?;
         let id = steps.id(data)?;
         id.connect(&self.parameters(&id.lease()?, &join))
     }
@@ -489,11 +492,7 @@ impl<O: Owner> Shared<O> {
     fn accept_control(self: &Arc<Self>, steps: &mut Steps<O>) -> Result {
         let control = protocol::Channel::Control;
         self.equip(steps)?;
-        let sessions = self.state.lock().sessions;
-        let mut join = [0; Join::SIZE];
-        self.join(control, sessions)
-            .encode(&mut join)
-            .ok_or(EINVAL)?;
+        let join = self.greeting(control)?;
         let id = steps.id(control)?;
         id.accept(&self.parameters(&id.lease()?, &join))
     }
@@ -504,15 +503,13 @@ impl<O: Owner> Shared<O> {
         self.make_data_channel(steps)?;
         let parent = self.parent.as_ref().ok_or(EINVAL)?;
         let owner = parent.joined(Link(self.clone()))?;
-        let sessions = {
+        {
             let mut state = self.state.lock();
             state.owner = Some(owner);
             let sessions = state.sessions;
             state.endpoint.start(sessions.0, sessions.1);
-            sessions
-        };
-        let mut join = [0; Join::SIZE];
-        self.join(data, sessions).encode(&mut join).ok_or(EINVAL)?;
+        }
+        let join = self.greeting(data)?;
         let id = steps.id(data)?;
         id.accept(&self.parameters(&id.lease()?, &join))?;
         self.up(steps);
