@@ -34,6 +34,9 @@ use std::time::{Duration, Instant};
 
 /// Bytes that wait for the uplink at most.
 const UPLINK_QUEUE: usize = 64 * 1024 * 1024;
+
+/// How many bytes of messages to the switch may wait beyond the frames.
+const MESSAGES_QUEUE: usize = 64 * 1024;
 /// Bytes of it that the engine may fill.
 const UPLINK_ROOM: usize = 1024 * 1024;
 /// Times that the engine is polled, and nanoseconds after which it is not polled
@@ -282,10 +285,16 @@ impl Core {
     }
 
     fn say(&mut self, message: Message) {
-        if self.uplink_stream.is_some() {
-            let frame = message.to_frame(self.host.mac);
-            self.host.uplink.push_always(&frame);
+        let Some(stream) = &self.uplink_stream else {
+            return;
+        };
+        if self.host.uplink.len() > UPLINK_QUEUE + MESSAGES_QUEUE {
+            // Who asks on and on and never listens is no switch. The I/O loop finds the stream's end.
+            let _ = stream.shutdown(Shutdown::Both);
+            return;
         }
+        let frame = message.to_frame(self.host.mac);
+        self.host.uplink.push_always(&frame);
     }
 
     fn forget_shortcut(&mut self, id: ShortcutId) {
@@ -1086,6 +1095,7 @@ mod tests {
     };
     use ferrite_engine::testing::{Node, Peer, QpOptions, SendWork, MEMORY_BASE, MEMORY_SIZE};
     use ferrite_engine::{gid, multicast};
+    use ferrite_fabric::shortcut::MAX_SHORTCUTS;
     use ferrite_fabric::{ring, wake};
     use std::io::{Read, Write};
 
@@ -1200,20 +1210,34 @@ mod tests {
             }
         }
 
-        /// Opens a ring from a neighbour with so many frames in it.
-        fn ring(&mut self, id: u8, frames: u32) -> ring::Producer {
+        /// Grants a shortcut to `peer` and returns what is answered.
+        fn granted(&mut self, id: u8, peer: u8) -> Vec<Message> {
+            self.grant(id, peer);
+            self.said()
+        }
+
+        /// Grants a shortcut to `peer`. The other end of its memory is returned.
+        fn grant(&mut self, id: u8, peer: u8) -> ring::Producer {
             let memory = ring::create().unwrap();
             let [_end, of_device] = wake::pair().unwrap();
-            let (mut producer, _) = ring::attach(&memory, 0).unwrap();
+            let (producer, _) = ring::attach(&memory, 0).unwrap();
             let mut fds = VecDeque::from([memory, of_device]);
             let grant = Message::Grant {
                 shortcut: id.into(),
                 side: 1,
-                peer: neighbour(id),
+                peer: neighbour(peer),
             };
             let mut core = self.device.lock();
             core.shortcut_message(grant, &mut fds);
-            core.shortcut_message(Message::Open(id.into()), &mut fds);
+            core.pump();
+            producer
+        }
+
+        /// Opens a ring from a neighbour with so many frames in it.
+        fn ring(&mut self, id: u8, frames: u32) -> ring::Producer {
+            let mut producer = self.grant(id, id);
+            let mut core = self.device.lock();
+            core.shortcut_message(Message::Open(id.into()), &mut VecDeque::new());
             core.pump();
             drop(core);
             assert_eq!(self.said(), [Message::Ready(id.into())]);
@@ -1326,6 +1350,38 @@ mod tests {
         core.host.memory.set_bus_master(true);
         core.engine = node.engine;
         frame
+    }
+
+    #[test]
+    fn a_switch_that_asks_and_never_listens_is_left() {
+        let wired = Wired::new();
+        let mut fds = VecDeque::new();
+        let mut core = wired.device.lock();
+        let message = Message::Revoke(7).to_frame(Mac(MAC)).len();
+        for _ in 0..2 * UPLINK_QUEUE / message {
+            core.shortcut_message(Message::Revoke(7), &mut fds);
+        }
+        assert!(core.host.uplink.len() <= UPLINK_QUEUE + MESSAGES_QUEUE + 2 * message);
+        let mut stream = core.uplink_stream.as_ref().unwrap();
+        assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0, "its end is there");
+    }
+
+    #[test]
+    fn no_more_shortcuts_than_a_switch_has_are_taken() {
+        let mut wired = Wired::new();
+        for id in 0..MAX_SHORTCUTS as u8 {
+            wired.ring(id, 0);
+        }
+        let more = MAX_SHORTCUTS as u8;
+        assert_eq!(wired.granted(more, more), [Message::Released(more.into())]);
+        let mut core = wired.device.lock();
+        core.shortcut_message(Message::Close(1), &mut VecDeque::new());
+        core.pump();
+        drop(core);
+        assert_eq!(wired.said(), [Message::Closed(1)]);
+        // Nor is one number that of two.
+        assert_eq!(wired.granted(2, 1), [Message::Released(2)]);
+        assert_eq!(wired.granted(1, 1), [Message::Ready(1)]);
     }
 
     #[test]

@@ -248,7 +248,9 @@ fn run(options: Options) -> Result<(), String> {
             served.finish(result);
         })
         .map_err(text)?;
-    let result = io_loop.run(&signals);
+    // However this ends, the monitor has to read the end of its connection: a reset of it ends some of them.
+    let result = catch_unwind(AssertUnwindSafe(|| io_loop.run(&signals)))
+        .unwrap_or_else(|_| Err("internal error; the device is gone for the guest".into()));
     device.hang_up();
     result
 }

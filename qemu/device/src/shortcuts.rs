@@ -5,7 +5,7 @@
 use ferrite_engine::memory::{Room, ENOUGH_ROOM};
 use ferrite_fabric::fault::is_roce;
 use ferrite_fabric::ring::{self, Broken, Consumer, Producer};
-use ferrite_fabric::shortcut::{Message, ShortcutId, GRANT_FDS};
+use ferrite_fabric::shortcut::{Message, ShortcutId, GRANT_FDS, MAX_SHORTCUTS};
 use ferrite_fabric::switch::Mac;
 use ferrite_fabric::wake::{self, End};
 use std::collections::VecDeque;
@@ -383,7 +383,13 @@ pub fn follow(
                 return Some(Message::Released(id));
             };
             drop(two);
-            let known = outbound.list.iter().any(|other| other.peer == peer);
+            // Also of rings that are only read to their end: an id is of one shortcut at a time.
+            let known = outbound.list.iter().any(|other| other.peer == peer)
+                || inbound.list.iter().any(|other| other.id == id);
+            if inbound.list.len() >= MAX_SHORTCUTS {
+                log::warn!("shortcut {id} to {peer} is one too many");
+                return Some(Message::Released(id));
+            }
             let attached =
                 End::adopt(end).and_then(|end| Ok((end, ring::attach(&memory, side.into())?)));
             let (end, (producer, consumer)) = match attached {
