@@ -25,7 +25,7 @@ help:
 	@echo '  make pyverbs         rdma-core'"'"'s own tests on the device in a VM; FILTER=part of a name'
 	@echo '  make bench           Ferrite beside rxe and siw, measured in the same VMs: bench/report.html;'
 	@echo '                       ROUNDS=n, QUICK=1 for a short run, PROFILE=1 for what the time goes into,'
-	@echo '                       ONLY=part for some: time, moderation, count, control, storage, scale, handlers'
+	@echo '                       ONLY=part for some: time, moderation, count, control, storage, scale, split, handlers'
 	@echo '  make patches         the kernel side as patches for a kernel tree, as they would be sent'
 	@echo '  make shell           VMs up, a prompt in each; VM=2 starts in the second,'
 	@echo '                       KERNEL=test boots the kernel with the checkers'

@@ -120,6 +120,11 @@ __rust_helper void rust_helper_skb_set_protocol(struct sk_buff *skb, __be16 prot
 	skb->protocol = protocol;
 }
 
+__rust_helper void rust_helper_skb_tx_timestamp(struct sk_buff *skb)
+{
+	skb_tx_timestamp(skb);
+}
+
 __rust_helper __be16 rust_helper_skb_protocol_field(const struct sk_buff *skb)
 {
 	return skb->protocol;

@@ -348,6 +348,11 @@ impl<U: Upper> Inner<U> {
     }
 }
 
+/// The smallest protocol; what is below is the length of a frame.
+const ETH_P_802_3_MIN: u16 = bindings::ETH_P_802_3_MIN as u16;
+/// What the protocol of such frames is for those who sort them.
+const ETH_P_802_2: u16 = bindings::ETH_P_802_2 as u16;
+
 /// An interface of which frames are taken, until this is dropped.
 ///
 /// # Invariants
@@ -408,8 +413,13 @@ impl<U: Upper> Attachment<U> {
             Err(EINVAL)
         };
         match registered {
-            // INVARIANT: Count and handler are ours, and RTNL is held.
-            Ok(()) => self.inner.dev.store(dev, kernel::sync::atomic::Release),
+            Ok(()) => {
+                // Frames that the adapter has joined could not be cut again; a bridge does the same.
+                // SAFETY: The interface is counted, and RTNL is held.
+                unsafe { bindings::dev_disable_lro(dev) };
+                // INVARIANT: Count and handler are ours, and RTNL is held.
+                self.inner.dev.store(dev, kernel::sync::atomic::Release)
+            }
             // SAFETY: Counted above, and not used afterwards.
             Err(_) => unsafe { bindings::dev_put(dev) },
         }
@@ -485,6 +495,11 @@ impl<U: Upper> Handle<U> {
             Some(header) if skb.linear().len() >= EthernetHeader::SIZE => header,
             _ => return Err(EINVAL),
         };
+        // What is smaller is a length (IEEE 802.3), as `eth_type_trans` has it.
+        let protocol = match header.protocol {
+            ..ETH_P_802_3_MIN => ETH_P_802_2,
+            protocol => protocol,
+        };
         let _rcu = rcu::read_lock();
         let dev = self.inner.dev.load(Acquire);
         if dev.is_null() {
@@ -498,7 +513,7 @@ impl<U: Upper> Handle<U> {
         // given up; what it queues then is its own matter. The count passes to the last function.
         let sent = unsafe {
             bindings::skb_set_dev(skb.as_raw(), dev);
-            bindings::skb_set_protocol(skb.as_raw(), header.protocol.to_be());
+            bindings::skb_set_protocol(skb.as_raw(), protocol.to_be());
             bindings::skb_reset_mac_header(skb.as_raw());
             bindings::skb_set_network_header(skb.as_raw(), EthernetHeader::SIZE as c_int);
             bindings::dev_queue_xmit(skb.into_raw())
@@ -516,13 +531,17 @@ impl<U: Upper> Handle<U> {
     }
 
     /// What it has counted; `None` if it is gone.
-    pub fn statistics(&self, rtnl: &Rtnl) -> Option<Statistics> {
-        self.inner.with(rtnl, |dev| {
-            let mut raw = pin_init::zeroed();
-            // SAFETY: The interface stays while RTNL is held; the function fills in what it is given.
-            unsafe { bindings::dev_get_stats(dev, &mut raw) };
-            Statistics::from_raw(&raw)
-        })
+    pub fn statistics(&self) -> Option<Statistics> {
+        let _rcu = rcu::read_lock();
+        let dev = self.inner.dev.load(Acquire);
+        if dev.is_null() {
+            return None;
+        }
+        let mut raw = pin_init::zeroed();
+        // SAFETY: By the type invariant of `Inner` the interface stays until the RCU read lock is given up, which is
+        // enough for this function, as `/proc/net/dev` has no more; it fills in what it is given.
+        unsafe { bindings::dev_get_stats(dev, &mut raw) };
+        Some(Statistics::from_raw(&raw))
     }
 
     /// Its name; `None` if it is gone.

@@ -58,6 +58,12 @@ pub enum Checksum {
 }
 
 impl Skb {
+    /// Notes when it was sent, for those who want to know: by a driver, before its device can see it.
+    pub fn tx_timestamp(&self) {
+        // SAFETY: The buffer is ours.
+        unsafe { bindings::skb_tx_timestamp(self.as_raw()) };
+    }
+
     /// A socket buffer for a frame that `dev` has received, empty, with room for `len` bytes, aligned for the
     /// headers of protocols. May be called from any context.
     pub fn for_device<D: Driver>(dev: &Device<D>, len: usize) -> Result<Self> {

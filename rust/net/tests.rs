@@ -512,7 +512,7 @@ mod net_tests {
             assert_eq!((header.destination, header.source), (OWN, OTHER));
             assert!(whole.linear()[14..].iter().all(|byte| *byte == number));
         }
-        let counted = Rtnl::with(|rtnl| handle.statistics(rtnl)).ok_or(ENODEV)?;
+        let counted = handle.statistics().ok_or(ENODEV)?;
         assert!(counted.tx_packets >= 10);
         assert_eq!(counted.multicast, 3);
         assert!(taker.has_seen(InterfaceEvent::Up));

@@ -335,6 +335,23 @@ impl<H: Handler> Id<H> {
         self.locked(|raw| to_result(unsafe { bindings::rdma_set_ack_timeout(raw, timeout) }))
     }
 
+    /// How long a peer is to wait that found no receive here, before the queue pair connects: a code of the InfiniBand
+    /// specification ("Encoding for RNR NAK timer field"). RC only.
+    pub fn set_min_rnr_timer(&self, timer: u8) -> Result {
+        // SAFETY: By the type invariant the identifier is ours.
+        self.locked(|raw| to_result(unsafe { bindings::rdma_set_min_rnr_timer(raw, timer) }))
+    }
+
+    /// Whether it is bound to a port that speaks iWARP.
+    pub fn is_iwarp(&self) -> bool {
+        self.inner().is_bound.load(Acquire)
+            && self.locked(|raw| {
+                // SAFETY: By the type invariant the identifier is ours. It is bound, and stays bound to that port of that
+                // device, which is not gone before the identifier is.
+                unsafe { bindings::rdma_protocol_iwarp((*raw).device, (*raw).port_num) }
+            })
+    }
+
     /// A lease of the device that the identifier is bound to; `ENODEV` if it is to none.
     pub fn lease(&self) -> Result<Lease> {
         let inner = self.inner();

@@ -32,7 +32,7 @@ pub mod unit;
 use frames::{DEFAULT_PORT, MAX_MTU, OVERHEAD};
 use kernel::debugfs;
 use kernel::prelude::*;
-use link::{Listener, Options};
+use link::{Listener, Options, Totals};
 use protocol::{Service, Variant};
 use unit::{Hosts, Lent, Unit};
 
@@ -79,6 +79,7 @@ struct UnitModule {
 struct Serving {
     // In this order: without a listener there is no host, and nobody uses the interface.
     _listener: Listener<Unit>,
+    _totals: Pin<KBox<debugfs::File<Totals<Unit>>>>,
     _shown: Pin<KBox<debugfs::File<Hosts>>>,
     _folder: debugfs::Dir,
     _lent: Lent,
@@ -103,9 +104,14 @@ impl kernel::Module for UnitModule {
             GFP_KERNEL,
         )?;
         let listener = Listener::new(*module_parameters::port.value(), options, lent.unit()?)?;
+        let totals = KBox::pin_init(
+            folder.read_only_file(c"statistics", Ok::<_, Error>(listener.totals())),
+            GFP_KERNEL,
+        )?;
         Ok(Self {
             _serving: Some(Serving {
                 _listener: listener,
+                _totals: totals,
                 _shown: shown,
                 _folder: folder,
                 _lent: lent,

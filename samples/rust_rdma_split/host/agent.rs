@@ -119,8 +119,9 @@ impl Agent {
             // Not before all of that was asked.
             *applied = fresh;
         }
-        self.tell_mac(dev, link, &mut applied)?;
-        let mtu = dev.mtu();
+        // With RTNL: who changes them kicks this first.
+        let (mac, mtu) = Rtnl::with(|_| (dev.mac(), dev.mtu()));
+        self.tell_mac(dev, link, &mut applied, mac)?;
         if applied.mtu != Some(mtu) {
             let told = tell(link, Operation::SetMtu, &Mtu { mtu });
             accept_refusal(dev, Operation::SetMtu, told)?;
@@ -156,8 +157,13 @@ impl Agent {
     }
 
     /// Tells of an address that was changed here.
-    fn tell_mac(&self, dev: &Hold<Split>, link: &Link<Wire>, applied: &mut Applied) -> Result {
-        let mac = dev.mac();
+    fn tell_mac(
+        &self,
+        dev: &Hold<Split>,
+        link: &Link<Wire>,
+        applied: &mut Applied,
+        mac: MacAddress,
+    ) -> Result {
         if applied.mac == Some(mac) {
             return Ok(());
         }

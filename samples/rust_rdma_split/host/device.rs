@@ -247,6 +247,7 @@ impl crate::net::Driver for Split {
             }
             dev.wake_queue(0);
         }
+        skb.tx_timestamp();
         match can.and_then(|()| link.send(&skb)) {
             Ok(()) => {
                 dev.counters.tx_packets.add(1);

@@ -5,7 +5,7 @@
 use super::statistics::Traffic;
 use super::steps::{Events, News};
 use super::stock::Stock;
-use super::{Frame, Gather, Owner, Place, Shared, CONFIG_MAX, POOLS};
+use super::{Frame, Gather, Owner, Place, Shared, CONFIG_MAX, MORE_POOLS, POOLS};
 use crate::kernel_ext::errno::enotconn;
 use crate::protocol::{
     Element, Endpoint, Event, Handle, Misuse, Operation, PoolOffer, Status, Token, Transfer,
@@ -78,7 +78,9 @@ pub(super) struct Live<O: Owner> {
     pub(super) pools: KVec<OwnPool>,
     /// Regions of pools that are given up, and invalidated: the last reference to one is dropped where one may sleep.
     pub(super) retired: KVec<Arc<Region>>,
-    pub(super) _keeps: KVec<Keep>,
+    /// Pools that the peer has got because it asked for more.
+    pub(super) added: usize,
+    pub(super) keeps: KVec<Keep>,
 }
 
 /// What the peer asks.
@@ -130,6 +132,8 @@ pub(super) struct State<O: Owner> {
     pub(super) fault: Option<Fault>,
     pub(super) question: Option<Question>,
     pub(super) reply: Option<Reply>,
+    /// The peer lacks elements of so many bytes.
+    pub(super) wanted: Option<u32>,
     /// It is to end.
     pub(super) is_ending: bool,
     /// It has ended.
@@ -155,6 +159,7 @@ impl<O: Owner> State<O> {
             fault: None,
             question: None,
             reply: None,
+            wanted: None,
             is_ending: false,
             is_over: false,
         })
@@ -389,6 +394,8 @@ impl<O: Owner> Channel<O> {
                         }
                     }
                     state.pump(&shared.traffic);
+                    // Pull: it is this side that sends with it.
+                    is_writable = state.may_write();
                     wakes = state.fault.is_some();
                 }
                 // The region goes with the connection.
@@ -419,7 +426,16 @@ impl<O: Owner> Channel<O> {
         shared.traffic.control_received.add();
         let bytes = chunk.get(..outcome.byte_len as usize).unwrap_or(&[]);
         match state.endpoint.receive_control(bytes) {
-            Ok(Event::Nothing | Event::Wanted { .. }) => {}
+            Ok(Event::Nothing) => {}
+            Ok(Event::Wanted { element_size, .. }) => {
+                let has_more = |live: &Live<O>| live.added < MORE_POOLS;
+                if state.live.as_ref().is_some_and(has_more)
+                    && shared.options.more(element_size).is_some()
+                {
+                    state.wanted = Some(element_size);
+                    wakes = true;
+                }
+            }
             Ok(Event::Elements) => ends_batch = state.may_write(),
             Ok(Event::Frames) => has_frames = true,
             // Somebody may wait for the end of all pools.
@@ -656,7 +672,7 @@ impl<O: Owner> Shared<O> {
         }
     }
 
-    pub(super) fn can_send(&self, length: usize) -> core::result::Result<(), Unsent> {
+    pub(super) fn can_send(self: &Arc<Self>, length: usize) -> core::result::Result<(), Unsent> {
         let size = u32::try_from(length).map_err(|_| Unsent::TooLarge)?;
         let mut guard = self.state.lock();
         let state = &mut *guard;
@@ -670,6 +686,15 @@ impl<O: Owner> Shared<O> {
         };
         let can = has_room.and_then(|()| state.endpoint.can_send(size));
         state.is_starved |= can.is_err();
+        if has_room.is_ok() && can == Err(Unsent::NoElement) {
+            state.endpoint.want(size);
+            state.pump(&self.traffic);
+        }
+        let wakes = state.fault.is_some();
+        drop(guard);
+        if wakes {
+            self.wake();
+        }
         can
     }
 
@@ -825,6 +850,11 @@ impl<O: Owner> Shared<O> {
         }
         let _ = state.endpoint.written(handle);
         state.pump(&self.traffic);
+        let wakes = state.fault.is_some();
+        drop(guard);
+        if wakes {
+            self.wake();
+        }
         Ok(())
     }
 
@@ -844,6 +874,11 @@ impl<O: Owner> Shared<O> {
                 _ => EINVAL,
             })?;
         state.pump(&self.traffic);
+        let wakes = state.fault.is_some();
+        drop(guard);
+        if wakes {
+            self.wake();
+        }
         Ok(())
     }
 }
@@ -954,5 +989,5 @@ impl<O: Owner> State<O> {
     }
 
     /// Requests that are neither frames nor receives, at the most.
-    pub(super) const OTHER_REQUESTS: u32 = 2 * POOLS as u32;
+    pub(super) const OTHER_REQUESTS: u32 = 2 * (POOLS + MORE_POOLS) as u32;
 }

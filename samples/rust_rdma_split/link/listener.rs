@@ -8,6 +8,7 @@ use crate::protocol::{Channel, Join, Layout, Role, Service, Variant, Violation, 
 use crate::rdma::QpType;
 use crate::rdma_cm::{self, Acceptor, Request};
 use core::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use kernel::fmt;
 use kernel::new_mutex;
 use kernel::prelude::*;
 use kernel::sync::{Arc, Mutex};
@@ -84,14 +85,27 @@ impl<F: Factory> Listener<F> {
         Ok(Self { listening, door })
     }
 
-    /// What all links have counted, also those that are gone.
-    pub fn statistics(&self) -> Statistics {
-        let links = self.door.links.lock();
+    /// What all links have counted, also those that are gone: for who wants to see it as a text.
+    pub fn totals(&self) -> Totals<F> {
+        Totals(self.door.clone())
+    }
+}
+
+/// What all links of a listener have counted. As a text: a line for each number.
+pub struct Totals<F: Factory>(Arc<Door<F>>);
+
+impl<F: Factory> fmt::Debug for Totals<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let links = self.0.links.lock();
         let mut sum = links.past;
         for link in &links.all {
             sum.add(&link.statistics());
         }
-        sum
+        drop(links);
+        for ((prefix, name), value) in Statistics::names().zip(sum.values()) {
+            f.write_fmt(fmt!("{}{} {}\n", prefix, name, value))?;
+        }
+        Ok(())
     }
 }
 

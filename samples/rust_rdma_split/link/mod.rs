@@ -31,11 +31,12 @@ mod statistics;
 mod steps;
 mod stock;
 
-pub use listener::{Factory, Listener};
+pub use listener::{Factory, Listener, Totals};
 pub use statistics::Statistics;
 
 use crate::kernel_ext::completion::Completion;
 use crate::kernel_ext::errno::{enotconn, eopnotsupp};
+use crate::kernel_ext::ratelimit::RateLimit;
 use crate::kernel_ext::spinlock::{new_irq_spinlock, IrqSpinLock};
 use crate::kernel_ext::workqueue::{hasten, OwnedQueue};
 use crate::protocol::{
@@ -169,8 +170,13 @@ pub struct Shape {
     pub size: u32,
 }
 
-/// Pools for frames that do not travel in messages.
+/// Pools for frames that do not travel in messages, at first.
 pub const POOLS: usize = 3;
+/// Pools that a peer is given besides if it asks for more, on one connection.
+const MORE_POOLS: usize = 3;
+const _: () = assert!(1 + POOLS + MORE_POOLS <= MAX_POOLS);
+/// Bytes of memory in one piece, at the most: more is hard to find on a machine that has run for long.
+const PIECE: usize = 1 << 17;
 
 /// What a link is like.
 #[derive(Clone, Copy, Debug)]
@@ -199,15 +205,11 @@ impl Options {
         const ORDINARY: u32 = 2048;
         let shape = |elements, size| Shape { elements, size };
         let pools = match largest {
-            ..=ORDINARY => [shape(64, 512), shape(128, ORDINARY), shape(0, 0)],
+            ..=ORDINARY => [shape(64, 512), shape(64, ORDINARY), shape(0, 0)],
             _ => [
                 shape(64, 512),
-                shape(128, ORDINARY),
-                // Not more than half a megabyte in one piece.
-                shape(
-                    (1 << 19) / largest.next_power_of_two().min(1 << 17),
-                    largest,
-                ),
+                shape(64, ORDINARY),
+                shape((PIECE as u32 / largest).max(1), largest),
             ],
         };
         Self {
@@ -229,7 +231,7 @@ impl Options {
             // There is no other way.
             Service::Unacknowledged => self.largest,
         };
-        // Not more than half a megabyte in one piece.
+        // Half a megabyte is enough.
         let most = (1 << 19) / size.max(1);
         Shape {
             elements: self.messages.elements.min(most).max(1),
@@ -242,6 +244,25 @@ impl Options {
         match self.service {
             Service::Acknowledged => &self.pools,
             Service::Unacknowledged => &[],
+        }
+    }
+
+    /// Of which shape a pool is that a peer asks for which lacks elements of `size` bytes. Where it reads from this side, or
+    /// all frames travel in messages, it is not this side that lacks them.
+    fn more(&self, size: u32) -> Option<Shape> {
+        if self.variant == Variant::Pull {
+            return None;
+        }
+        let shapes = self.shapes().iter().filter(|shape| shape.elements != 0);
+        shapes.copied().find(|shape| shape.size >= size)
+    }
+
+    /// Elements of all pools that a peer may ask for.
+    fn most_more(&self) -> u32 {
+        let most = self.shapes().iter().map(|shape| shape.elements).max();
+        match self.variant {
+            Variant::Push => most.unwrap_or(0) * MORE_POOLS as u32,
+            Variant::Pull => 0,
         }
     }
 
@@ -302,6 +323,9 @@ pub(crate) struct Shared<O: Owner> {
     options: Options,
     began: Instant<Monotonic>,
     traffic: Traffic,
+    /// What a device or a peer makes this machine say.
+    #[pin]
+    said: RateLimit,
     #[pin]
     state: IrqSpinLock<State<O>>,
     #[pin]
@@ -363,6 +387,7 @@ impl<O: Owner> Shared<O> {
             options,
             began: Instant::now(),
             traffic: Traffic::new(),
+            said <- RateLimit::new(),
             state <- new_irq_spinlock!(state, "rust_rdma_split_state"),
             steps <- new_mutex!(steps, "rust_rdma_split_steps"),
             asking <- new_mutex!((), "rust_rdma_split_asking"),
@@ -534,7 +559,7 @@ mod tests {
                 for shape in there {
                     // Which immediate data can tell of, and is found in one piece.
                     assert!(shape.elements <= 256);
-                    assert!(shape.elements * shape.size <= 1 << 19);
+                    assert!(shape.elements == 1 || shape.elements * shape.size <= PIECE as u32);
                 }
             }
         }
@@ -550,6 +575,22 @@ mod tests {
         options.service = Service::Unacknowledged;
         assert_eq!(options.message_shape().size, 1518);
         assert!(options.shapes().is_empty());
+    }
+
+    #[test]
+    fn who_lacks_elements_gets_those_that_fit() {
+        let mut options = Options::new(Service::Acknowledged, Variant::Push, 9018);
+        let [small, ordinary, large] = options.pools;
+        for (size, shape) in [(1, small), (512, small), (513, ordinary), (9018, large)] {
+            assert_eq!(options.more(size), Some(shape));
+            assert!(options.most_more() >= shape.elements * MORE_POOLS as u32);
+        }
+        assert_eq!(options.more(9019), None);
+        options.variant = Variant::Pull;
+        assert_eq!((options.more(1), options.most_more()), (None, 0));
+        options.variant = Variant::Push;
+        options.service = Service::Unacknowledged;
+        assert_eq!((options.more(1), options.most_more()), (None, 0));
     }
 
     #[test]

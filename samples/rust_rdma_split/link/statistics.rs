@@ -62,6 +62,8 @@ traffic! {
     data_received,
     /// Registrations and invalidations that were posted.
     registrations,
+    /// Pools that were made since the peer asked for more.
+    pools_added,
     /// Batches of frames.
     batches,
     /// Frames that were not sent because all memory to send from is under way, or none is large enough.

@@ -14,8 +14,11 @@
 //! Each side starts its endpoint before the other can have anything to say to it, and posts its receives before it connects.
 
 use super::flow::{Channel, Fault, Live, OwnPool, Question, State};
-use super::stock::Stock;
-use super::{Frame, Link, Options, Owner, Place, Shape, Shared, CLIENT, CONFIG_MAX, PATIENCE};
+use super::stock::{chunks, Stock};
+use super::{
+    Frame, Link, Options, Owner, Place, Shape, Shared, CLIENT, CONFIG_MAX, MORE_POOLS, PATIENCE,
+};
+use crate::kernel_ext::errno::eopnotsupp;
 use crate::kernel_ext::{random, rcu};
 use crate::protocol::{
     self, Join, Layout, PoolKind, PoolOffer, Role, Service, Status, Variant, CONTROL_DEPTH,
@@ -39,6 +42,9 @@ const CONNECT: u64 = 15_000;
 const CLOSE: u64 = 2_000;
 /// 4.096 microseconds times two to this: a quarter of a second without an acknowledgement, then it is sent again.
 const ACK_TIMEOUT: u8 = 16;
+/// The code of 0.64 milliseconds (InfiniBand specification, "Encoding for RNR NAK timer field"): no receive is ever missing
+/// by the protocol; should one be, it is not for long. What the connection manager takes else is 655.
+const MIN_RNR_TIMER: u8 = 12;
 /// RDMA reads that are under way.
 const READS: u8 = 8;
 
@@ -177,6 +183,8 @@ struct Tasks<O: Owner> {
     control: Option<Id<Events<O>>>,
     data: Option<Id<Events<O>>>,
     question: Option<Question>,
+    /// The peer lacks elements of so many bytes.
+    wanted: Option<u32>,
 }
 
 /// A failure to connect.
@@ -223,6 +231,19 @@ fn qp_type(service: Service) -> QpType {
     match service {
         Service::Acknowledged => QpType::Rc,
         Service::Unacknowledged => QpType::Uc,
+    }
+}
+
+/// What a peer is told of a pool that has no address yet.
+fn offer(index: u32, kind: PoolKind, elements: u32, element_size: u32) -> PoolOffer {
+    PoolOffer {
+        index,
+        kind,
+        elements,
+        element_size,
+        address: 0,
+        key: 0,
+        context: u64::from(index),
     }
 }
 
@@ -274,6 +295,10 @@ impl<O: Owner> Shared<O> {
         }
         if let (Some(question), Ok(())) = (tasks.question, result) {
             self.answer(&question);
+        }
+        if let (Some(size), Ok(())) = (tasks.wanted, result) {
+            // Where there is no memory for it the peer makes do with what it has.
+            let _ = self.add_pool(&steps, size);
         }
         if steps.deadline.is_some_and(|deadline| now >= deadline) {
             result = result.and(Err(Fault::Failed));
@@ -351,6 +376,7 @@ impl<O: Owner> Shared<O> {
             control: state.incoming_control.take(),
             data: state.incoming_data.take(),
             question,
+            wanted: state.wanted.take(),
         };
         let count = tasks.news.capacity().min(state.news.len());
         for news in &state.news[..count] {
@@ -534,26 +560,41 @@ impl<O: Owner> Shared<O> {
     fn equip(self: &Arc<Self>, steps: &mut Steps<O>) -> Result {
         let options = &self.options;
         let id = steps.id(protocol::Channel::Control)?;
+        if id.is_iwarp() {
+            if self
+                .said
+                .allows(c"rust_rdma_split: devices that cannot be used")
+            {
+                pr_err!(
+                    "iWARP has no writes with immediate data, and there a write that is complete need not have arrived: \
+                     RoCE or InfiniBand is needed\n"
+                );
+            }
+            return Err(eopnotsupp());
+        }
         if options.service == Service::Acknowledged {
             id.set_ack_timeout(ACK_TIMEOUT)?;
+            id.set_min_rnr_timer(MIN_RNR_TIMER)?;
         }
         let lease = id.lease()?;
         let pd = Pd::new(&lease)?;
 
-        let control_size = (CONTROL_DEPTH + CONTROL_SENDS) * CONTROL_MAX;
-        let mut control_rooms = Buffer::new(&lease, control_size)?.cut(CONTROL_MAX)?;
+        // With room for those of pools that are added later.
+        let mut keeps = KVec::with_capacity(64, GFP_KERNEL)?;
+        let count = CONTROL_DEPTH + CONTROL_SENDS;
+        let mut control_rooms = chunks(&lease, count, CONTROL_MAX, &mut keeps)?;
         let message = options.message_shape();
         // Where all frames are in messages, there is memory for as many to be sent as to be received.
         let shapes = match options.shapes() {
             [] => &[message],
             shapes => shapes,
         };
-        let rooms = Stock::new(&lease, shapes, DATA_HEADER)?;
+        let rooms = Stock::new(&lease, shapes, DATA_HEADER, &mut keeps)?;
         let reads = match options.variant {
             Variant::Pull if !options.shapes().is_empty() => {
                 let elements = if options.largest > 4096 { 8 } else { 32 };
                 let size = options.largest;
-                Stock::new(&lease, &[Shape { elements, size }], 0)?
+                Stock::new(&lease, &[Shape { elements, size }], 0, &mut keeps)?
             }
             _ => Stock::empty(),
         };
@@ -567,17 +608,11 @@ impl<O: Owner> Shared<O> {
         // One for each message and each immediate.
         let recvs = message.elements + written;
         let size = message.size as usize + DATA_HEADER;
-        let inbox = Buffer::new(&lease, size * recvs as usize)?.cut(size)?;
-        let mut keeps = KVec::new();
-        let samples = [control_rooms.first(), inbox.first()];
-        let stocks = Iterator::chain(rooms.samples(), reads.samples());
-        for chunk in Iterator::chain(samples.into_iter().flatten(), stocks) {
-            keeps.push(chunk.keep(), GFP_KERNEL)?;
-        }
+        let inbox = chunks(&lease, recvs as usize, size, &mut keeps)?;
 
         let depth = Depth {
             sends: (rooms.count() + reads.count()) as u32 + State::<O>::OTHER_REQUESTS,
-            recvs,
+            recvs: recvs + options.most_more(),
         };
         let control_depth = Depth {
             sends: CONTROL_SENDS as u32,
@@ -605,7 +640,8 @@ impl<O: Owner> Shared<O> {
             reads,
             pools,
             retired: KVec::with_capacity(MAX_POOLS, GFP_KERNEL)?,
-            _keeps: keeps,
+            added: 0,
+            keeps,
         };
         steps.gear = Some(Gear {
             inbox,
@@ -621,15 +657,6 @@ impl<O: Owner> Shared<O> {
     /// The pools of this side: of messages, and of other frames.
     fn pools(options: &Options, pd: &Arc<Pd>) -> Result<KVec<OwnPool>> {
         let mut pools = KVec::with_capacity(MAX_POOLS, GFP_KERNEL)?;
-        let offer = |index, kind, elements, element_size| PoolOffer {
-            index,
-            kind,
-            elements,
-            element_size,
-            address: 0,
-            key: 0,
-            context: u64::from(index),
-        };
         let message = options.message_shape();
         let messages = OwnPool {
             offer: offer(0, PoolKind::Send, message.elements, message.size),
@@ -638,29 +665,87 @@ impl<O: Owner> Shared<O> {
         };
         pools.push(messages, GFP_KERNEL)?;
         for shape in options.shapes().iter().filter(|shape| shape.elements != 0) {
-            let size = shape.size as usize;
-            let buffer = Buffer::new(pd.lease(), size * shape.elements as usize)?;
-            let mut fills = KVec::new();
-            let region = match options.kind() {
-                PoolKind::Read => {
-                    let (region, chunks) = Region::readable(pd, buffer, size)?;
-                    fills.reserve(chunks.len(), GFP_KERNEL)?;
-                    for chunk in chunks {
-                        fills.push(Some(chunk), GFP_KERNEL)?;
-                    }
-                    region
-                }
-                _ => Region::writable(pd, buffer)?,
-            };
-            let index = pools.len() as u32;
-            let pool = OwnPool {
-                offer: offer(index, options.kind(), shape.elements, shape.size),
-                region: Some(region),
-                fills,
-            };
+            let pool = Self::pool(options.kind(), pd, shape, pools.len() as u32)?;
             pools.push(pool, GFP_KERNEL)?;
         }
         Ok(pools)
+    }
+
+    /// A pool with memory, of a kind that needs some.
+    fn pool(kind: PoolKind, pd: &Arc<Pd>, shape: &Shape, index: u32) -> Result<OwnPool> {
+        let size = shape.size as usize;
+        let buffer = Buffer::new(pd.lease(), size * shape.elements as usize)?;
+        let mut fills = KVec::new();
+        let region = match kind {
+            PoolKind::Read => {
+                let (region, chunks) = Region::readable(pd, buffer, size)?;
+                fills.reserve(chunks.len(), GFP_KERNEL)?;
+                for chunk in chunks {
+                    fills.push(Some(chunk), GFP_KERNEL)?;
+                }
+                region
+            }
+            _ => Region::writable(pd, buffer)?,
+        };
+        Ok(OwnPool {
+            offer: offer(index, kind, shape.elements, shape.size),
+            region: Some(region),
+            fills,
+        })
+    }
+
+    /// Gives the peer one more pool, since it lacks elements of `size` bytes. It is announced when it is registered.
+    fn add_pool(&self, steps: &Steps<O>, size: u32) -> Result {
+        let options = &self.options;
+        let gear = steps.gear.as_ref().ok_or(EINVAL)?;
+        let shape = options.more(size).ok_or(EINVAL)?;
+        let added = match &self.state.lock().live {
+            Some(live) if live.added < MORE_POOLS => live.added,
+            _ => return Ok(()),
+        };
+        // Behind those that were there at first, whether they are still there or not.
+        let index = 1 + options.shapes().len() + added;
+        let pool = Self::pool(options.kind(), &gear.pd, &shape, index as u32)?;
+        let mut keeps = KVec::new();
+        let room = options.message_shape().size as usize + DATA_HEADER;
+        let inbox = chunks(gear.pd.lease(), shape.elements as usize, room, &mut keeps)?;
+        let mut state = self.state.lock();
+        // Who ends a connection has `steps`, as this task does: it is the same one.
+        let Some(live) = &mut state.live else {
+            return Ok(());
+        };
+        // All that may fail for want of memory is done with room that there is.
+        if live.keeps.capacity() - live.keeps.len() < keeps.len() {
+            return Err(ENOMEM);
+        }
+        for keep in keeps {
+            let _ = live.keeps.push_within_capacity(keep);
+        }
+        let (Some(data), Some(region)) = (&live.data, &pool.region) else {
+            return Err(EINVAL);
+        };
+        let mut posted = Ok(());
+        for chunk in inbox {
+            posted = posted.and_then(|()| {
+                let posted = data.recv(chunk, super::flow::Tag::DataIn);
+                posted.map_err(|unposted| unposted.error)
+            });
+        }
+        let posted = posted.and_then(|()| {
+            let registered = data.register(region, super::flow::Tag::Register(index as u32));
+            registered.map_err(|unposted| unposted.error)
+        });
+        // There is room for all of them.
+        let _ = live.pools.push_within_capacity(pool);
+        live.added += 1;
+        if posted.is_err() {
+            // A queue pair that takes nothing any more.
+            state.fail(Fault::Lost);
+        }
+        drop(state);
+        self.traffic.registrations.add();
+        self.traffic.pools_added.add();
+        posted
     }
 
     /// Makes the queue pair of the data channel, with its receives posted.
@@ -671,6 +756,7 @@ impl<O: Owner> Shared<O> {
         let id = steps.data.as_ref().ok_or(EINVAL)?;
         if self.options.service == Service::Acknowledged {
             id.set_ack_timeout(ACK_TIMEOUT)?;
+            id.set_min_rnr_timer(MIN_RNR_TIMER)?;
         }
         let channel = Channel {
             shared: self.clone(),
@@ -726,6 +812,7 @@ impl<O: Owner> Shared<O> {
             state.fault = None;
             state.question = None;
             state.reply = None;
+            state.wanted = None;
             state.has_data = false;
             (
                 state.live.take(),
@@ -759,7 +846,8 @@ impl<O: Owner> Shared<O> {
                 reads,
                 control_rooms,
                 retired,
-                _keeps: keeps,
+                added: _,
+                keeps,
             } = live;
             // Drained: no handler of this connection runs when they are gone.
             drop(data);

@@ -2,10 +2,32 @@
 
 //! Memory to send from, in several sizes.
 
-use super::Shape;
-use crate::rdma::consumer::{Buffer, Chunk, Lease};
+use super::{Shape, PIECE};
+use crate::rdma::consumer::{Buffer, Chunk, Keep, Lease};
 use core::ops::Deref;
 use kernel::prelude::*;
+
+/// Memory of `count` chunks of `size` bytes, which `keeps` keep when all of them are gone.
+pub(super) fn chunks(
+    lease: &Lease,
+    count: usize,
+    size: usize,
+    keeps: &mut KVec<Keep>,
+) -> Result<KVec<Chunk>> {
+    let mut all = KVec::with_capacity(count, GFP_KERNEL)?;
+    let at_once = (PIECE / size.max(1)).max(1);
+    while all.len() < count {
+        let next = at_once.min(count - all.len());
+        let piece = Buffer::new(lease, size * next)?.cut(size)?;
+        if let Some(chunk) = piece.first() {
+            keeps.push(chunk.keep(), GFP_KERNEL)?;
+        }
+        for chunk in piece {
+            all.push(chunk, GFP_KERNEL)?;
+        }
+    }
+    Ok(all)
+}
 
 /// Things of several sizes that nobody uses.
 pub(super) struct Stock<T> {
@@ -61,13 +83,17 @@ impl<T: Deref<Target = [u8]>> Stock<T> {
 }
 
 impl Stock<Chunk> {
-    /// Memory of these shapes, each with `more` bytes than it says.
-    pub(super) fn new(lease: &Lease, shapes: &[Shape], more: usize) -> Result<Self> {
+    /// Memory of these shapes, each with `more` bytes than it says, which `keeps` keep.
+    pub(super) fn new(
+        lease: &Lease,
+        shapes: &[Shape],
+        more: usize,
+        keeps: &mut KVec<Keep>,
+    ) -> Result<Self> {
         let mut stock = Self::empty();
         for shape in shapes.iter().filter(|shape| shape.elements != 0) {
             let size = shape.size as usize + more;
-            let buffer = Buffer::new(lease, size * shape.elements as usize)?;
-            stock.add(size, buffer.cut(size)?)?;
+            stock.add(size, chunks(lease, shape.elements as usize, size, keeps)?)?;
         }
         Ok(stock)
     }
@@ -75,11 +101,6 @@ impl Stock<Chunk> {
     /// How many there are.
     pub(super) fn count(&self) -> usize {
         self.shelves.iter().map(|(_, chunks)| chunks.len()).sum()
-    }
-
-    /// One of each size, which keep the memory when all others are gone.
-    pub(super) fn samples(&self) -> impl Iterator<Item = &Chunk> {
-        self.shelves.iter().filter_map(|(_, chunks)| chunks.first())
     }
 }
 

@@ -78,8 +78,13 @@ impl Filter {
 
     /// Whether it may have one more VLAN, or has it already.
     pub(super) fn has_room_for_vlan(&self, vlan: u16) -> bool {
-        let count: u32 = self.vlans.iter().map(|word| word.count_ones()).sum();
-        self.has_vlan(vlan) || count < MOST_VLANS
+        self.has_vlan(vlan) || self.sizes().1 < MOST_VLANS
+    }
+
+    /// How many groups there are, and how many VLANs.
+    pub(super) fn sizes(&self) -> (usize, u32) {
+        let vlans = self.vlans.iter().map(|word| word.count_ones()).sum();
+        (self.groups.len(), vlans)
     }
 
     pub(super) fn set_vlan(&mut self, vlan: u16, is_wanted: bool) {

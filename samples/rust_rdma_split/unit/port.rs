@@ -9,7 +9,7 @@ use crate::kernel_ext::ratelimit::RateLimit;
 use crate::kernel_ext::spinlock::{new_irq_spinlock, IrqSpinLock};
 use crate::link::{Frame, Link, Owner, CONFIG_MAX};
 use crate::net::{
-    DropReason, EthernetHeader, Handle, MacAddress, Rtnl, Skb, Want, Wanted, PROTOCOL_VLAN,
+    DropReason, EthernetHeader, Handle, MacAddress, Skb, Want, Wanted, PROTOCOL_VLAN,
 };
 use crate::protocol::{
     FilterFlags, Layout, MacAddress as MacData, Mtu, Operation, Statistics, Status, Vlan,
@@ -208,11 +208,12 @@ impl Port {
             return Err(Status::BadValue);
         }
         if is_wanted {
-            self.filter
-                .lock()
-                .add_group(group)
-                .map_err(|_| Status::Failed)?;
-            self.want(Want::Multicast(group))?;
+            let added = self.filter.lock().add_group(group);
+            added.map_err(|_| Status::Failed)?;
+            if let Err(status) = self.want(Want::Multicast(group)) {
+                self.filter.lock().remove_group(group);
+                return Err(status);
+            }
         } else {
             self.filter.lock().remove_group(group);
             self.want_not(Want::Multicast(group));
@@ -241,7 +242,7 @@ impl Port {
     }
 
     fn statistics(&self) -> Result<Statistics, Status> {
-        let counted = Rtnl::with(|rtnl| self.lan.statistics(rtnl)).ok_or(Status::Failed)?;
+        let counted = self.lan.statistics().ok_or(Status::Failed)?;
         Ok(Statistics {
             rx_packets: counted.rx_packets,
             tx_packets: counted.tx_packets,
@@ -267,7 +268,10 @@ pub(super) struct Shown<'a>(&'a Port);
 impl fmt::Display for Shown<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self(port) = self;
-        let mac = port.filter.lock().mac;
+        let (mac, (groups, vlans)) = {
+            let filter = port.filter.lock();
+            (filter.mac, filter.sizes())
+        };
         let state = if port.is_up.load(Acquire) {
             "up"
         } else {
@@ -280,6 +284,7 @@ impl fmt::Display for Shown<'_> {
         ];
         let mtu = port.mtu.load(Relaxed);
         f.write_fmt(fmt!("host {} {} mtu {}", mac, state, mtu))?;
+        f.write_fmt(fmt!(" groups {} vlans {}", groups, vlans))?;
         for (name, counter) in counters {
             f.write_fmt(fmt!(" {} {}", name, counter.load(Relaxed)))?;
         }

@@ -26,7 +26,7 @@ usage: ferrite-lab <command> [options]
   bench [--rounds N] [--quick] [--profile] [--only PART] [--no-build]
                           Ferrite beside rxe and siw; writes bench/results.json and
                           bench/report.html. Parts: time, moderation, count, control-time,
-                          control-counts, storage-nvme, storage-nfs, scale-objects, scale-qps,
+                          control-counts, storage-nvme, storage-nfs, split-time, split-counts, scale-objects, scale-qps,
                           scale-streams, scale-regions, handlers, profile; what those that are
                           left out have measured before is kept
   shell [--vm N] [--test] [--kernel NAME]

@@ -153,7 +153,7 @@ pub fn disk(modules: &[PathBuf], dir: &Path, image: &Path) -> Result<()> {
         fs::create_dir_all(stage.join(folder))?;
     }
     fs::copy(program("ferrite-agent"), stage.join("bin/ferrite-agent"))?;
-    for name in ["verbs-bench", "verbs-check", "ferritectl"] {
+    for name in ["verbs-bench", "verbs-check", "split-peer", "ferritectl"] {
         let from = program(name);
         if from.exists() {
             fs::copy(from, stage.join("bin").join(name))?;

@@ -311,6 +311,35 @@ fn dropped_frames_are_counted_and_more_is_asked_for() {
 }
 
 #[test]
+fn who_waits_asks_once_until_something_is_given() {
+    let mut world = furnished(options(Role::Host, Service::Acknowledged, Variant::Push));
+    for _ in 0..2 {
+        world.send(0, 65_000).unwrap();
+    }
+    let host = &mut world.ends[0].endpoint;
+    let mut bytes = [0; CONTROL_MAX];
+    let mut ask = |host: &mut Endpoint<_>| {
+        assert_eq!(host.can_send(65_000), Err(Unsent::NoElement));
+        host.want(65_000);
+        let outgoing = host.poll_control(&mut bytes)?;
+        host.control_done(outgoing.token);
+        Some(bytes[..outgoing.length].to_vec())
+    };
+    let asked = ask(host).unwrap();
+    assert_eq!(ask(host), None);
+    // Nothing was dropped: the frame is still somebody's.
+    assert_eq!(host.counters().dropped_no_element, 0);
+    let event = world.ends[1].endpoint.receive_control(&asked);
+    assert_eq!(
+        event,
+        Ok(Event::Wanted {
+            elements: 1,
+            element_size: 65_000
+        })
+    );
+}
+
+#[test]
 fn what_could_not_be_posted_was_not_sent() {
     let mut world = furnished(options(Role::Host, Service::Acknowledged, Variant::Push));
     let endpoint = &mut world.ends[0].endpoint;

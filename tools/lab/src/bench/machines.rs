@@ -35,6 +35,14 @@ pub enum Driver {
     Tcp,
     /// Nothing between: the client's own memory as a disk or a folder.
     Local,
+    /// The split driver over Ferrite: both ends write to each other.
+    SplitPush,
+    /// The same, where the receiver reads.
+    SplitPull,
+    /// An interface of virtio-net on the same LAN.
+    Virtio,
+    /// The same without frames that are larger than its MTU.
+    VirtioPlain,
 }
 
 impl Driver {
@@ -52,14 +60,18 @@ impl Driver {
             Self::Siw => "siw",
             Self::Tcp => "tcp",
             Self::Local => "local",
+            Self::SplitPush => "split-push",
+            Self::SplitPull => "split-pull",
+            Self::Virtio => "virtio-net",
+            Self::VirtioPlain => "virtio-net-plain",
         }
     }
 
     /// Third number of its network's addresses.
     fn net(self) -> u8 {
         match self {
-            Self::Ferrite | Self::Local => 0,
-            Self::Rxe | Self::Tcp => 1,
+            Self::Ferrite | Self::Local | Self::SplitPush | Self::SplitPull => 0,
+            Self::Rxe | Self::Tcp | Self::Virtio | Self::VirtioPlain => 1,
             Self::Siw => 2,
         }
     }
@@ -74,7 +86,7 @@ impl Driver {
         match self {
             Self::Ferrite | Self::Rxe | Self::Siw => Some(Transport::Rdma),
             Self::Tcp => Some(Transport::Tcp),
-            Self::Local => None,
+            _ => None,
         }
     }
 
@@ -84,7 +96,7 @@ impl Driver {
     pub fn waits(self) -> &'static [&'static str] {
         match self {
             Self::Rxe | Self::Siw => &["spin", "event"],
-            Self::Ferrite | Self::Tcp | Self::Local => &["spin"],
+            _ => &["spin"],
         }
     }
 
@@ -438,8 +450,7 @@ impl Machines {
 
     /// How many spans have begun in a VM, and how many have ended.
     pub fn spans(&self, vm: usize) -> Result<(u64, u64)> {
-        let words = words(&self.counts[vm - 1])?;
-        Ok((words[0], words[1]))
+        spans(&self.counts[vm - 1])
     }
 }
 
@@ -493,7 +504,14 @@ fn words(path: &Path) -> Result<[u64; 7]> {
     Ok(words)
 }
 
-fn counted(path: &Path) -> Result<Counted> {
+/// How many spans have begun in a VM, and how many have ended.
+pub fn spans(path: &Path) -> Result<(u64, u64)> {
+    let words = words(path)?;
+    Ok((words[0], words[1]))
+}
+
+/// What the plugin of a VM has counted so far.
+pub fn counted(path: &Path) -> Result<Counted> {
     let [_, _, user, kernel, writes, reads, modules] = words(path)?;
     Ok(Counted {
         user,

@@ -14,6 +14,7 @@ mod processes;
 mod profile;
 mod results;
 mod scale;
+mod split;
 mod storage;
 
 use std::fs;
@@ -47,7 +48,7 @@ pub struct Options {
     /// Look at what the device's time goes into.
     pub profile: bool,
     /// Only parts whose names contain one of these, with `|` between them: `time`, `moderation`,
-    /// `count`, [`control::PARTS`], [`storage::PARTS`], [`scale::PARTS`], `handlers`, `profile`. What the others have
+    /// `count`, [`control::PARTS`], [`storage::PARTS`], [`scale::PARTS`], [`split::PARTS`], `handlers`, `profile`. What the others have
     /// measured before is kept.
     pub only: Option<String>,
 }
@@ -296,6 +297,29 @@ pub fn run(options: &Options) -> Result<()> {
             count_round(&machines, &mut serving, &plan, &mut run)?;
         }
         report_kernels(&machines, &mut run);
+    }
+    for (part, rounds) in split::PARTS
+        .into_iter()
+        .zip([plan.rounds, plan.count_rounds])
+    {
+        if !wanted(part) {
+            continue;
+        }
+        run.progress("booting a host, an I/O unit and a machine on its LAN");
+        let is_counted = part == "split-counts";
+        let machines = split::Machines::boot(&folder, &kernel, &modules, is_counted)?;
+        for round in 1..=rounds {
+            run.progress(&format!("{part}, round {round} of {rounds}"));
+            if is_counted {
+                split::count_round(&machines, &mut run)?;
+            } else {
+                split::time_round(&machines, &mut run)?;
+            }
+        }
+        for finding in machines.findings() {
+            println!("      kernel report: {finding}");
+            run.missing.push(format!("kernel report: {finding}"));
+        }
     }
     let run = &mut run;
     write_down(options, &plan, &kernel, run, &memcpy, notes, profile_text)

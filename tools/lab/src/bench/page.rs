@@ -13,6 +13,7 @@ use super::machines::Driver;
 use super::moderation::Moderation;
 use super::plot::{Plot, Point, Series};
 use super::results::{human, short, Bar, Record, Results};
+use super::split;
 
 /// Everything that is written down.
 pub struct Report<'a> {
@@ -33,6 +34,10 @@ fn colour(driver: Driver) -> &'static str {
         Driver::Siw => "#3a7d34",
         Driver::Tcp => "#7a4fb0",
         Driver::Local => "#555",
+        Driver::SplitPush => "#b3410e",
+        Driver::SplitPull => "#c99a2e",
+        Driver::Virtio => "#2166ac",
+        Driver::VirtioPlain => "#6d9fcf",
     }
 }
 
@@ -322,11 +327,12 @@ fn bars_table(bars: &[Bar]) -> String {
 /// Unit and records of a row, by driver.
 type Row<'a> = (&'a str, BTreeMap<&'a str, &'a Record>);
 
-/// Tests that are not plotted, a row for each test and size, a column for each driver.
-fn other_table(results: &Results, plotted: &[String]) -> String {
+/// Tests that are not plotted, a row for each test and size, a column for each of these drivers.
+fn other_table(results: &Results, plotted: &[String], drivers: &[Driver]) -> String {
     let mut rows: BTreeMap<(String, u64, u64), Row<'_>> = BTreeMap::new();
     for record in &results.records {
-        if !plotted.contains(&record.test) {
+        let is_theirs = drivers.iter().any(|driver| driver.name() == record.driver);
+        if is_theirs && !plotted.contains(&record.test) {
             let key = (record.test.clone(), record.size, record.qps);
             let row = rows
                 .entry(key)
@@ -335,7 +341,7 @@ fn other_table(results: &Results, plotted: &[String]) -> String {
         }
     }
     let mut out = String::from("<table><tr><th>test</th><th>size</th><th>QPs</th>");
-    for driver in Driver::OF_STORAGE {
+    for driver in drivers {
         let _ = write!(out, "<th>{}</th>", driver.name());
     }
     out.push_str("<th>unit</th></tr>\n");
@@ -350,7 +356,7 @@ fn other_table(results: &Results, plotted: &[String]) -> String {
                 human(size)
             }
         );
-        for driver in Driver::OF_STORAGE {
+        for driver in drivers {
             match columns.get(driver.name()) {
                 Some(record) if record.min != record.max => {
                     let _ = write!(
@@ -435,7 +441,14 @@ pub fn write(report: &Report<'_>, folder: &Path) -> Result<()> {
          <p>Counts are per message and do not depend on the clock. The sender's VM posts batches of messages, each with a \
          completion, and sleeps while they are under way; \"there\" is the other VM. DMA operations and doorbells are counted \
          by Ferrite's device, register writes and instructions by QEMU, for all drivers alike.</p>\n{}",
-        other_table(report.results, &plotted)
+        other_table(report.results, &plotted, &Driver::OF_STORAGE)
+    );
+    let _ = write!(
+        page,
+        "<h2>The split driver</h2>\n\
+         <p>A host reaches a machine on a LAN through an I/O unit, beside an interface of its own on it. Counts are of a \
+         frame in either direction; \"unit\" is the I/O unit's VM, requests are those of RDMA of both ends.</p>\n{}",
+        other_table(report.results, &plotted, &split::DRIVERS)
     );
     if let Some(profile) = report.profile {
         let _ = write!(

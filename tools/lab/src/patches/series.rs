@@ -73,6 +73,10 @@ pub(super) const OUT_OF_TREE: &[(&str, &str)] = &[
         "connections, which only the sample below uses so far",
     ),
     (
+        "Kconfig#SAMPLE_RUST_RDMA_SPLIT",
+        "the option of the sample below",
+    ),
+    (
         "samples/rust_rdma_split/",
         "a sample with abstractions of networking and connections, for a series of its own",
     ),

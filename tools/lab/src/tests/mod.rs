@@ -298,8 +298,19 @@ pub fn groups() -> Vec<Group> {
             flavour: Flavour::Test,
             load_driver: false,
             options: split::options,
-            long: true,
+            long: false,
             tests: &[("split", split::TESTS), ("split", split::AFTERWARDS)],
+        },
+        Group {
+            name: "split, long",
+            flavour: Flavour::Test,
+            load_driver: false,
+            options: split::options,
+            long: true,
+            tests: &[
+                ("split", split::LONG_TESTS),
+                ("split", split::AFTERWARDS),
+            ],
         },
         Group {
             name: "split over rxe",

@@ -13,19 +13,39 @@ use super::{no_leaks, wait_active, VmTest};
 use crate::cluster::{Cluster, Options};
 use crate::vm::Vm;
 
-/// Over Ferrite's devices, with all checkers of the test kernel.
+/// Over Ferrite's devices, with all checkers of the test kernel: a part of each run.
 pub const TESTS: &[VmTest] = &[
     VmTest::new(
         "a host's interface has address, MTU, carrier and statistics of the far one, and reaches the LAN: ping",
         reaches,
     ),
     VmTest::new(
+        "two hosts behind one I/O unit reach the LAN, and each other",
+        two_hosts,
+    ),
+    VmTest::new(
+        "a host that says what it should not, and one that says nothing more: refused, counted, and others work",
+        bad_hosts,
+    ),
+];
+
+/// The rest, for the long run.
+pub const LONG_TESTS: &[VmTest] = &[
+    VmTest::new(
         "iperf3 both ways, ssh, and a file that arrives as it was sent",
         traffic,
     ),
     VmTest::new(
-        "two hosts behind one I/O unit reach the LAN, and each other",
-        two_hosts,
+        "address, groups, VLANs and filters that a host wants are those of the far interface; ethtool shows its counters",
+        configured,
+    ),
+    VmTest::new(
+        "frames that a host has no room for are counted, each of them, and it gets more room; no other is lost",
+        room,
+    ),
+    VmTest::new(
+        "an I/O unit that says what it should not: refused, counted, and the next one works",
+        bad_unit,
     ),
     VmTest::new(
         "messages only, writes only, separate indications, pull, unacknowledged service: every byte arrives",
@@ -45,10 +65,16 @@ pub const TESTS: &[VmTest] = &[
 pub const AFTERWARDS: &[VmTest] = &[VmTest::last("nothing leaks", no_leaks)];
 
 /// Over Linux's software RoCEv2.
-pub const OVER_RXE: &[VmTest] = &[VmTest::last(
-    "over rxe: ping, iperf3 both ways, and a file that arrives as it was sent",
-    over_rxe,
-)];
+pub const OVER_RXE: &[VmTest] = &[
+    VmTest::new(
+        "over rxe: ping, iperf3 both ways, and a file that arrives as it was sent",
+        over_rxe,
+    ),
+    VmTest::new(
+        "a device that speaks iWARP is refused, and the log says why",
+        iwarp_is_refused,
+    ),
+];
 
 const TIME: Duration = Duration::from_secs(60);
 const LONG: Duration = Duration::from_secs(180);
@@ -385,19 +411,24 @@ fn two_hosts(cluster: &Cluster) -> Result<()> {
 
 /// Parameters of a host, and counters that grow with them.
 const VARIANTS: &[(&str, &str)] = &[
-    ("threshold=65535", "frames by message"),
-    ("threshold=0", "frames by write"),
-    ("threshold=0 separate_indication=1", "frames by write"),
-    ("variant=2", "frames by read"),
-    ("service=2", "frames by message"),
+    ("threshold=65535", "sent_by_message"),
+    ("threshold=0", "told_by_immediate"),
+    ("threshold=0 separate_indication=1", "told_by_indicate"),
+    ("variant=2", "sent_by_read"),
+    ("service=2", "sent_by_message"),
 ];
 
 fn variants(cluster: &Cluster) -> Result<()> {
-    for (parameters, _) in VARIANTS {
+    for (parameters, counter) in VARIANTS {
         with_host(cluster, parameters, |host, _, lan| {
             pings(host, lan)?;
             file(host, lan, 2)?;
-            file(lan, host, 2)
+            file(lan, host, 2)?;
+            // All but what may take another way: the first frames, and those for which there is no element.
+            let all = of_host(host, "tx_packets")?;
+            let counted = counter_of(host, counter)?;
+            ensure!(counted > all / 2, "{counter} is {counted} of {all} frames");
+            Ok(())
         })
         .with_context(|| format!("with {parameters:?}"))?;
     }
@@ -495,4 +526,286 @@ fn over_rxe(cluster: &Cluster) -> Result<()> {
         file(lan, host, 4)
     })?;
     no_leaks(cluster)
+}
+
+/// iWARP has neither writes with immediate data nor completions that tell of what has arrived.
+fn iwarp_is_refused(cluster: &Cluster) -> Result<()> {
+    let (host, unit) = (vm(cluster, HOST)?, vm(cluster, UNIT)?);
+    for vm in [host, unit] {
+        vm.sh_in(
+            "set -e; rdma link del rxe0; modprobe siw; rdma link add siw0 type siw netdev eth0",
+            TIME,
+        )?;
+    }
+    unit_up(cluster)?;
+    host.sh_in(
+        &format!(
+            "insmod /ferrite/modules/rust_rdma_split_host.ko server={}",
+            unit.ip()
+        ),
+        TIME,
+    )?;
+    host.wait_for("dmesg | grep -q 'iWARP has no writes with immediate'", TIME)?;
+    host_down(host)?;
+    unit_down(unit)?;
+    for vm in [host, unit] {
+        vm.sh_in("rdma link del siw0", TIME)?;
+    }
+    Ok(())
+}
+
+/// A number of the host's interface, as all interfaces have it.
+fn of_host(host: &Vm, name: &str) -> Result<u64> {
+    let said = host.sh(&format!("cat /sys/class/net/{OWN}/statistics/{name}"))?;
+    Ok(said.trim().parse()?)
+}
+
+/// A number that `ethtool -S` shows of the host's interface.
+fn counter_of(host: &Vm, name: &str) -> Result<u64> {
+    let said = host.sh(&format!("ethtool -S {OWN}"))?;
+    let mut lines = said.lines().filter_map(|line| line.split_once(':'));
+    let value = lines.find(|(other, _)| other.trim() == name);
+    let (_, value) = value.with_context(|| format!("no counter {name}"))?;
+    Ok(value.trim().parse()?)
+}
+
+/// A number of all hosts that an I/O unit has had.
+fn counter_of_unit(unit: &Vm, name: &str) -> Result<u64> {
+    let said = unit.sh("cat /sys/kernel/debug/rust_rdma_split_unit/statistics")?;
+    let mut lines = said.lines().filter_map(|line| line.split_once(' '));
+    let value = lines.find(|(other, _)| *other == name);
+    let (_, value) = value.with_context(|| format!("no counter {name}"))?;
+    Ok(value.trim().parse()?)
+}
+
+/// What the I/O unit shows of its one host: the words after one.
+fn shown(unit: &Vm, name: &str) -> Result<u64> {
+    let said = unit.sh("grep '^host' /sys/kernel/debug/rust_rdma_split_unit/hosts")?;
+    let mut words = said.split_whitespace();
+    words
+        .find(|word| *word == name)
+        .and_then(|_| words.next())
+        .map_or(Ok(0), |value| Ok(value.parse()?))
+}
+
+/// Another address, which an interface takes that is down.
+fn new_mac(mac: &str) -> String {
+    format!("ip link set {OWN} down && ip link set {OWN} address {mac} && ip link set {OWN} up")
+}
+
+fn configured(cluster: &Cluster) -> Result<()> {
+    with_host(cluster, "", |host, unit, lan| {
+        let group = "33:33:00:00:77:77";
+        let mac = "52:54:00:00:99:02";
+        let has_group = format!("ip maddr show dev eth1 | grep -q {group}");
+        let has_mac = format!("bridge fdb show dev eth1 | grep -q {mac}");
+        let is_promiscuous = "ip -d link show eth1 | grep -q 'promiscuity 1'";
+        let groups = "grep -q 'vlans 1' /sys/kernel/debug/rust_rdma_split_unit/hosts";
+        for (what, add, remove, seen) in [
+            (
+                "a group",
+                format!("ip maddr add {group} dev {OWN}"),
+                format!("ip maddr del {group} dev {OWN}"),
+                has_group.as_str(),
+            ),
+            (
+                "an address",
+                new_mac(mac),
+                new_mac("52:54:00:00:99:03"),
+                has_mac.as_str(),
+            ),
+            (
+                "all frames",
+                format!("ip link set {OWN} promisc on"),
+                format!("ip link set {OWN} promisc off"),
+                is_promiscuous,
+            ),
+            (
+                "a VLAN",
+                format!("ip link add link {OWN} name v6 type vlan id 6"),
+                "ip link del v6".to_owned(),
+                groups,
+            ),
+        ] {
+            ensure!(
+                unit.run(seen, TIME)?.code != 0,
+                "{what} is there before it is wanted"
+            );
+            host.sh(&add)?;
+            unit.wait_for(seen, TIME).context(what)?;
+            host.sh(&remove)?;
+            unit.wait_for(&format!("! ({seen})"), TIME).context(what)?;
+        }
+        connected(host)?;
+        pings(host, lan)?;
+        // What the far interface counts, which is asked for now and then.
+        let sent = unit.sh("cat /sys/class/net/eth1/statistics/tx_packets")?;
+        let sent: u64 = sent.trim().parse()?;
+        ensure!(sent >= 15, "the LAN's interface has sent {sent} frames");
+        host.wait_for(
+            &format!("[ $(ethtool -S {OWN} | sed -n 's/.*far_tx_packets: //p') -ge {sent} ]"),
+            TIME,
+        )?;
+        host.sh(&format!(
+            "ethtool {OWN} | grep -q 'Speed' && ethtool --set-tunable {OWN} tx-copybreak 100 \
+             && ethtool --get-tunable {OWN} tx-copybreak | grep -q 100"
+        ))?;
+        pings(host, lan)
+    })
+}
+
+/// Frames that are sent to a host that does not run, each of which an element would fit.
+const FLOOD: u64 = 3000;
+
+fn room(cluster: &Cluster) -> Result<()> {
+    with_host(cluster, "", |host, unit, lan| {
+        pings(lan, host)?;
+        let came =
+            || -> Result<u64> { Ok(of_host(host, "rx_packets")? + of_host(host, "rx_dropped")?) };
+        // What is under way is there soon.
+        let is_even = || -> Result<bool> { Ok(shown(unit, "delivered")? == came()?) };
+        let settled =
+            || crate::process::wait_until(std::time::Instant::now() + host.at_most(TIME), is_even);
+        ensure!(settled()?, "frames are lost without a flood");
+        // Those that meet no element, or no memory that is not under way.
+        let dropped = || -> Result<u64> {
+            Ok(shown(unit, "dropped_no_element")? + shown(unit, "dropped_no_room")?)
+        };
+        let before = (shown(unit, "delivered")?, dropped()?);
+        let stopped = super::growth::Stopped::new(host);
+        let sent = lan.sh_in(
+            &format!(
+                "python3 -c \"
+import socket
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+for n in range({FLOOD}): s.sendto(bytes(1400), ('{}', 9))\"",
+                lan_ip(host)
+            ),
+            TIME,
+        );
+        // Frames that the LAN still has for the unit.
+        let all_seen =
+            crate::process::wait_until(std::time::Instant::now() + unit.at_most(TIME), || {
+                let delivered = shown(unit, "delivered")? - before.0;
+                Ok(delivered + (dropped()? - before.1) >= FLOOD)
+            });
+        let dropped = dropped();
+        drop(stopped);
+        sent?;
+        ensure!(all_seen?, "frames are neither delivered nor counted");
+        ensure!(
+            dropped? > before.1,
+            "a host that does not run has room for all"
+        );
+        ensure!(
+            settled()?,
+            "{} frames were delivered, and {} came",
+            shown(unit, "delivered")?,
+            came()?
+        );
+        host.wait_for(
+            &format!("[ $(ethtool -S {OWN} | sed -n 's/.*pools_added: //p') -ge 1 ]"),
+            TIME,
+        )
+        .context("who asked for more got none")?;
+        pings(host, lan)
+    })
+}
+
+/// Runs a program that attacks a peer; what the peer is to count, and how often.
+fn attacks(said: &str) -> Result<std::collections::BTreeMap<String, u64>> {
+    let mut counts = std::collections::BTreeMap::new();
+    for line in said.lines() {
+        let mut words = line.split(' ');
+        match (words.next(), words.next()) {
+            (Some("ok"), Some(counter)) => *counts.entry(counter.to_owned()).or_default() += 1,
+            _ => anyhow::bail!("{line}"),
+        }
+    }
+    ensure!(counts.len() > 15, "it did next to nothing: {said}");
+    Ok(counts)
+}
+
+/// The peer has counted each attack as what it was.
+fn are_counted(
+    expected: &std::collections::BTreeMap<String, u64>,
+    counter: impl Fn(&str) -> Result<u64>,
+) -> Result<()> {
+    for (name, count) in expected {
+        // That of a connection that was lost has no name of a wrong.
+        if name == "disconnected" {
+            continue;
+        }
+        let counted = counter(&format!("peer_{name}"))?;
+        ensure!(counted == *count, "{name}: {counted}, not {count}");
+    }
+    let wrong: u64 = expected
+        .iter()
+        .filter(|(name, _)| *name != "disconnected")
+        .map(|(_, count)| count)
+        .sum();
+    let reset = counter("reset")?;
+    // Those that are not even connected are not reset.
+    ensure!(
+        reset <= wrong && reset + 8 > wrong,
+        "{reset} connections were reset, for {wrong} wrongs"
+    );
+    Ok(())
+}
+
+fn bad_hosts(cluster: &Cluster) -> Result<()> {
+    let other = vm(cluster, OTHER_HOST)?;
+    with_driver(cluster, other)?;
+    with_host(cluster, "", |host, unit, lan| {
+        let said = other.run(&format!("split-peer host {} 2>&1", unit.ip()), LONG)?;
+        let expected = attacks(&said.out)?;
+        are_counted(&expected, |name| counter_of_unit(unit, name))?;
+        // The good one has not noticed.
+        pings(host, lan)?;
+        // One that stops in the middle: it does not answer what it is asked.
+        let silent = other.spawn(
+            &format!("exec split-peer silent {} >/run/silent 2>&1", unit.ip()),
+            LONG,
+        )?;
+        other.wait_for("grep -q connected /run/silent", TIME)?;
+        unit.sh("ip link set eth1 mtu 1600")?;
+        let ended = silent.success();
+        unit.sh("ip link set eth1 mtu 1500")?;
+        ended?;
+        ensure!(
+            counter_of_unit(unit, "peer_silent")? == 1,
+            "a silent peer is not counted"
+        );
+        connected(host)?;
+        pings(host, lan)
+    })
+}
+
+fn bad_unit(cluster: &Cluster) -> Result<()> {
+    let (host, unit, lan) = (vm(cluster, HOST)?, vm(cluster, UNIT)?, on_lan(cluster)?);
+    with_driver(cluster, unit)?;
+    let peer = unit.spawn("exec split-peer unit >/run/peer 2>&1", LONG)?;
+    with_driver(cluster, host)?;
+    host.sh_in(
+        &format!(
+            "set -e
+             modprobe rdma_cm
+             insmod /ferrite/modules/rust_rdma_split_host.ko server={}
+             ip addr replace {}/24 dev {OWN}
+             ip link set {OWN} up",
+            unit.ip(),
+            lan_ip(host)
+        ),
+        TIME,
+    )?;
+    peer.wait()?;
+    let said = unit.sh("cat /run/peer")?;
+    let expected = attacks(&said)?;
+    are_counted(&expected, |name| counter_of(host, name))?;
+    // Then one that does as it should.
+    unit_up(cluster)?;
+    connected(host)?;
+    pings(host, lan)?;
+    host_down(host)?;
+    unit_down(unit)
 }

@@ -47,6 +47,11 @@ impl<S: DerefMut<Target = [Element]>> Endpoint<S> {
         self.choose(length).map(drop)
     }
 
+    /// Asks the peer for more, for who waits until a frame of this length can be sent.
+    pub fn want(&mut self, length: u32) {
+        self.wanted.get_or_insert(length);
+    }
+
     /// Says how a frame of `length` bytes travels; frames are handed to the data channel in the order
     /// of these calls. What is not sent is counted as dropped, and asked for: a caller that would
     /// rather wait asks [`Endpoint::can_send`] first.
@@ -57,11 +62,11 @@ impl<S: DerefMut<Target = [Element]>> Endpoint<S> {
                 match unsent {
                     Unsent::NoElement => {
                         self.counters.dropped_no_element += 1;
-                        self.wanted.get_or_insert(length);
+                        self.want(length);
                     }
                     Unsent::TooLarge => {
                         self.counters.dropped_too_large += 1;
-                        self.wanted.get_or_insert(length);
+                        self.want(length);
                     }
                     Unsent::Closed => self.counters.dropped_closed += 1,
                     Unsent::Empty => {}
