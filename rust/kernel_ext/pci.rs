@@ -57,19 +57,6 @@ pub fn serial_number(pdev: &pci::Device<device::Bound>) -> Option<NonZero<u64>> 
     NonZero::new(unsafe { bindings::pci_get_dsn(as_raw(pdev)) })
 }
 
-/// A function that is bound to its driver, for who is not called by the PCI core: work items, and callbacks
-/// of other subsystems.
-///
-/// # Safety
-///
-/// The function is bound for as long as the reference is used, and nothing that is managed for it is released:
-/// dropping the driver's `pci::Driver::Data`, which the driver core does before that, or the end of `probe`
-/// where there is none yet, waits for the caller.
-pub unsafe fn assume_bound(pdev: &pci::Device) -> &pci::Device<device::Bound> {
-    // SAFETY: `pci::Device` is a transparent wrapper, whatever its context; the caller vouches for this one.
-    unsafe { &*ptr::from_ref(pdev).cast::<pci::Device<device::Bound>>() }
-}
-
 /// The config space of a function, which is locked for as long as there is a reference to this.
 ///
 /// What is changed here is part of a register with other bits, and read and written in two accesses. So does who

@@ -45,6 +45,10 @@ use crate::{
     },
     growth,
     kernel_ext::{
+        bound_work::{
+            BoundWork,
+            BoundWorkItem, //
+        },
         pci::{
             Config,
             ConfigLock, //
@@ -86,8 +90,11 @@ use crate::{
     },
 };
 use kernel::{
-    device::Bound,
-    pci,
+    device::{
+        Bound,
+        Device, //
+    },
+    new_delayed_work, pci,
     prelude::*,
     sync::{
         aref::ARef,
@@ -124,9 +131,6 @@ pub(crate) mod device_event {
     /// There are page faults to take.
     pub(crate) const PAGE_FAULTS: u32 = 1 << 2;
 }
-
-/// Tells the work of giving event queues more room from that of a failure.
-const GROWTH: u64 = 1;
 
 /// Why a device was given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -223,8 +227,8 @@ pub(crate) struct Hardware {
     /// Where a device that failed is stopped, and nothing else is done: what is queued elsewhere may wait
     /// for that, in the one worker that there is when memory is short.
     failure_work: OwnedQueue,
-    /// Where event queues are given more room, which takes memory: what reclaim waits for is not behind it.
-    growth_work: OwnedQueue,
+    /// Gives event queues more room, which takes memory: what reclaim waits for is not behind it.
+    pub(crate) growth: Arc<BoundWork<Hardware>>,
     /// Where the device is told of GIDs, of which there are many: nobody waits for all of them.
     pub(crate) gid_work: OwnedQueue,
     link_up: Atomic<u32>,
@@ -258,14 +262,10 @@ pub(crate) struct Hardware {
     /// What is left to do when the device failed.
     #[pin]
     failure: Work<Hardware>,
-    /// What is left to do when event queues are out of room.
-    #[pin]
-    growth: Work<Hardware, GROWTH>,
 }
 
 impl_has_work! {
     impl HasWork<Self> for Hardware { self.failure }
-    impl HasWork<Self, GROWTH> for Hardware { self.growth }
 }
 
 impl Hardware {
@@ -290,7 +290,11 @@ impl Hardware {
             events: OwnedQueue::ordered(c"ferrite")?,
             work: OwnedQueue::unbound(c"ferrite_work")?,
             failure_work: OwnedQueue::ordered(c"ferrite_failure")?,
-            growth_work: OwnedQueue::for_long_work(c"ferrite_growth")?,
+            growth: BoundWork::new(
+                pdev.as_ref(),
+                OwnedQueue::for_long_work(c"ferrite_growth")?,
+                new_delayed_work!("ferrite_growth"),
+            )?,
             gid_work: OwnedQueue::ordered(c"ferrite_gids")?,
             link_up: Atomic::new(0),
             low_latency: Atomic::new(0),
@@ -305,7 +309,6 @@ impl Hardware {
             reach: reach.clone(),
             stopper <- Stopper::new(reach),
             failure <- new_work!("ferrite_failure"),
-            growth <- new_work!("ferrite_growth"),
             pdev: ARef::from(&**pdev),
         })
     }
@@ -700,8 +703,7 @@ impl Hardware {
 
     /// Has event queues grow that should.
     fn queue_growth(self: &Arc<Self>) {
-        // Where it is queued already, it has yet to look.
-        drop(self.growth_work.enqueue::<_, GROWTH>(self.clone()));
+        self.growth.queue(self);
     }
 
     /// Gives the device up if it is not there any more. Sleeps.
@@ -773,7 +775,7 @@ impl Hardware {
         // In the order in which one queues another: a command that was not answered has the failure
         // queued.
         self.gid_work.flush();
-        self.growth_work.flush();
+        self.growth.flush();
         self.work.flush();
         self.failure_work.flush();
         self.events.flush();
@@ -951,15 +953,10 @@ impl WorkItem for Hardware {
     }
 }
 
-impl WorkItem<GROWTH> for Hardware {
-    type Pointer = Arc<Self>;
-
-    fn run(this: Arc<Self>) {
-        let dev: &kernel::device::Device = this.pdev.as_ref();
-        // SAFETY: This is queued for events, and while it is looked whether a device works. Nobody does either
-        // once `Interrupts` are dropped, which waits for what is queued: they are of a life of the device, and
-        // so of the driver's data of the device that is bound to it.
-        growth::grow(&this, unsafe { dev.as_bound() });
+/// Event queues are out of room.
+impl BoundWorkItem for Hardware {
+    fn run(this: Arc<Self>, dev: &Device<Bound>) {
+        growth::grow(&this, dev);
     }
 }
 

@@ -330,14 +330,16 @@ F:	samples/rust/rdma_*/
         subject: "RDMA/rust: Add synchronisation that the kernel crate lacks",
         body: "\
 Completions with a timeout, spinlocks that keep interrupts off,
-workqueues of one's own, tables that interrupt handlers may look into,
-barriers against devices, waiting for readers of RCU, and values on a
-stack that others refer to for a while.
+workqueues of one's own, work that is done while a device is bound,
+tables that interrupt handlers may look into, barriers against devices,
+waiting for readers of RCU, and values on a stack that others refer to
+for a while.
 
 Each file names the one of rust/kernel that it is meant for.
 ",
         files: &[
             "rust/kernel_ext/barrier.rs",
+            "rust/kernel_ext/bound_work.rs",
             "rust/kernel_ext/completion.rs",
             "rust/kernel_ext/errno.rs",
             "rust/kernel_ext/mod.rs",
