@@ -484,9 +484,10 @@ Where datagrams go. They are made and ended where nobody may sleep, too.
         subject: "RDMA/rust: Add pinned memory of processes",
         body: "\
 Memory of a process, or of a DMA buffer, that is pinned and mapped for a
-device until the value that stands for it is dropped.
+device until the value that stands for it is dropped. Who frees the
+device waits for that.
 ",
-        files: &["rust/rdma/umem.rs"],
+        files: &["rust/rdma/hold.rs", "rust/rdma/umem.rs"],
         edits: &[],
     },
     Step {
