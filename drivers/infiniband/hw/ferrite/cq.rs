@@ -22,16 +22,14 @@ use crate::{
         SharedBinding,
         Who, //
     },
+    commands::DeviceObject,
     device::{
         told_to_kernel,
         Ferrite, //
     },
     dma_types::Block,
     handler::Choice,
-    hardware::{
-        DeviceObject,
-        Hardware, //
-    },
+    hardware::Hardware,
     kernel_ext::{
         barrier::{
             dma_rmb,
@@ -49,8 +47,8 @@ use crate::{
     queue::{
         announce,
         Extent,
-        Place,
         QueueMemory, //
+        Place,
     },
     rdma::{
         kind,

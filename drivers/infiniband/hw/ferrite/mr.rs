@@ -15,12 +15,12 @@ use crate::{
         UverbsMrRequest,
         ATT_TABLE_ENTRIES, //
     },
-    device::Ferrite,
-    dm::Piece,
-    hardware::{
+    commands::{
         DeviceObject,
         Making, //
     },
+    device::Ferrite,
+    dm::Piece,
     kernel_ext::{
         errno,
         random, //

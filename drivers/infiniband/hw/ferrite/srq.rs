@@ -18,9 +18,9 @@ use crate::{
         UverbsSrqResponse,
         BLOCK_SIZE, //
     },
+    commands::DeviceObject,
     cqp::object,
     device::Ferrite,
-    hardware::DeviceObject,
     kernel_ext::{
         barrier::dma_wmb,
         errno,
@@ -34,8 +34,8 @@ use crate::{
     queue::{
         announce,
         Extent,
-        Place,
         QueueMemory, //
+        Place,
     },
     rdma::{
         kind,

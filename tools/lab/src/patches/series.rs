@@ -680,7 +680,10 @@ Objects that a command makes are ended by another one when they are
 dropped, on a device that has failed, too. Events find their object
 here.
 ",
-        files: &["drivers/infiniband/hw/ferrite/hardware.rs"],
+        files: &[
+            "drivers/infiniband/hw/ferrite/commands.rs",
+            "drivers/infiniband/hw/ferrite/hardware.rs",
+        ],
         edits: &[],
     },
     Step {
