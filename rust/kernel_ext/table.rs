@@ -50,8 +50,12 @@ impl<T: ForeignOwnable> IrqTable<T> {
         // INVARIANT: The array is initialised and empty.
         pin_init!(Self {
             xa <- Opaque::ffi_init(move |xa: *mut bindings::xarray| {
+                // Those who make objects decide how many there are, and answer for the nodes.
+                // SAFETY: The function gives a constant.
+                let accounted = unsafe { bindings::xa_flags_account() };
+                let flags = bindings::xa_lock_type_XA_LOCK_IRQ | accounted;
                 // SAFETY: `xa` is memory for a `struct xarray` that nobody else knows.
-                unsafe { bindings::xa_init_flags(xa, bindings::xa_lock_type_XA_LOCK_IRQ) };
+                unsafe { bindings::xa_init_flags(xa, flags) };
                 // SAFETY: The lock is part of the array, and nobody has taken it; name and key are static.
                 unsafe {
                     let lock = &raw mut (*xa).xa_lock;
@@ -71,8 +75,7 @@ impl<T: ForeignOwnable> IrqTable<T> {
     /// Puts `value` at `index`, which must be free (`EBUSY` else). May sleep.
     pub fn insert(&self, index: usize, value: T) -> Result {
         let entry = value.into_foreign();
-        // Those who make objects decide how many there are.
-        let gfp = bindings::GFP_KERNEL_ACCOUNT;
+        let gfp = bindings::GFP_KERNEL;
         // SAFETY: The array is initialised; `entry` is a pointer aligned enough to be stored.
         let ret = unsafe { bindings::xa_insert_irq(self.xa.get(), index, entry, gfp) };
         if ret != 0 {
