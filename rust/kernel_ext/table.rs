@@ -18,32 +18,32 @@ use kernel::types::{ForeignOwnable, Opaque};
 ///
 /// `xa` is initialised; every entry came from `T::into_foreign`.
 #[pin_data(PinnedDrop)]
-pub struct IrqTable<T: ForeignOwnable> {
+pub struct IrqXArray<T: ForeignOwnable> {
     #[pin]
     xa: Opaque<bindings::xarray>,
     _p: PhantomData<T>,
 }
 
 // SAFETY: The entries are the table's own, and `T: Send`.
-unsafe impl<T: ForeignOwnable + Send> Send for IrqTable<T> {}
+unsafe impl<T: ForeignOwnable + Send> Send for IrqXArray<T> {}
 // SAFETY: Entries come, go and are handed out under the table's lock, by `T: Send + Sync` means;
 // what only looks for indices holds the RCU read lock, as the array allows.
-unsafe impl<T: ForeignOwnable + Send + Sync> Sync for IrqTable<T> {}
+unsafe impl<T: ForeignOwnable + Send + Sync> Sync for IrqXArray<T> {}
 
-/// Initialiser of an [`IrqTable`] whose lock has a class of its own.
+/// Initialiser of an [`IrqXArray`] whose lock has a class of its own.
 #[macro_export]
-macro_rules! new_irq_table {
+macro_rules! new_irq_xarray {
     ($($name:literal)?) => {
-        $crate::kernel_ext::table::IrqTable::new(
+        $crate::kernel_ext::table::IrqXArray::new(
             kernel::optional_name!($($name)?),
             kernel::static_lock_class!(),
         )
     };
 }
-pub use new_irq_table;
+pub use new_irq_xarray;
 
-impl<T: ForeignOwnable> IrqTable<T> {
-    /// Returns an initialiser for an empty table; [`new_irq_table`] says the class of its lock.
+impl<T: ForeignOwnable> IrqXArray<T> {
+    /// Returns an initialiser for an empty table; [`new_irq_xarray`] says the class of its lock.
     ///
     /// `xa_init_flags` has one class for all arrays that are made in Rust, some of which are locked with interrupts on.
     pub fn new(name: &'static CStr, key: Pin<&'static LockClassKey>) -> impl PinInit<Self> {
@@ -151,7 +151,7 @@ impl<T: ForeignOwnable> IrqTable<T> {
     }
 }
 
-impl<T: ForeignOwnable> IrqTable<T>
+impl<T: ForeignOwnable> IrqXArray<T>
 where
     for<'a> T::Borrowed<'a>: TryInto<T>,
 {
@@ -162,7 +162,7 @@ where
 }
 
 #[pinned_drop]
-impl<T: ForeignOwnable> PinnedDrop for IrqTable<T> {
+impl<T: ForeignOwnable> PinnedDrop for IrqXArray<T> {
     fn drop(self: Pin<&mut Self>) {
         while let Some(index) = self.next_index(0) {
             drop(self.remove(index));

@@ -54,6 +54,7 @@ use crate::{
         Answered,
         Asked,
         Class,
+        CommandRing,
         Outcome,
         Position,
         Post,
@@ -61,7 +62,6 @@ use crate::{
         PostedFor,
         Request,
         Requests,
-        Ring,
         Telling,
         Ticket,
         LOG_ENTRIES,
@@ -261,11 +261,11 @@ pub(crate) struct Cqp {
 }
 
 /// The memory of the control queue, and its doorbell.
-struct Queue<'a> {
+struct RingOfCqp<'a> {
     cqp: &'a Cqp,
 }
 
-impl Ring for Queue<'_> {
+impl CommandRing for RingOfCqp<'_> {
     fn write(&self, at: usize, entry: &CommandEntry) -> Result {
         kernel::dma_write!(self.cqp.ring, .entries[try: at], *entry);
         Ok(())
@@ -426,8 +426,8 @@ impl Cqp {
         first
     }
 
-    fn queue(&self) -> Queue<'_> {
-        Queue { cqp: self }
+    fn queue(&self) -> RingOfCqp<'_> {
+        RingOfCqp { cqp: self }
     }
 
     /// Begins to take answers.

@@ -52,8 +52,8 @@ use crate::{
         },
         ratelimit::RateLimit,
         table::{
-            new_irq_table,
-            IrqTable, //
+            new_irq_xarray,
+            IrqXArray, //
         },
         user,
         workqueue::OwnedQueue, //
@@ -199,19 +199,19 @@ pub(crate) struct Hardware {
     pub(crate) cqp: Cqp,
     /// Completion queues by number, for events.
     #[pin]
-    pub(crate) cqs: IrqTable<CqRef<Ferrite>>,
+    pub(crate) cqs: IrqXArray<CqRef<Ferrite>>,
     /// Queue pairs by number, for events.
     #[pin]
-    pub(crate) qps: IrqTable<QpRef<Ferrite>>,
+    pub(crate) qps: IrqXArray<QpRef<Ferrite>>,
     /// Shared receive queues by number, for events.
     #[pin]
-    pub(crate) srqs: IrqTable<SrqRef<Ferrite>>,
+    pub(crate) srqs: IrqXArray<SrqRef<Ferrite>>,
     /// On-demand regions by the index of their tag, for faults.
     #[pin]
-    pub(crate) regions: IrqTable<MrRef<Ferrite>>,
+    pub(crate) regions: IrqXArray<MrRef<Ferrite>>,
     /// Event queues by number, for those that are out of room.
     #[pin]
-    pub(crate) event_queues: IrqTable<Arc<EventQueue>>,
+    pub(crate) event_queues: IrqXArray<Arc<EventQueue>>,
     /// Where events of the device as a whole go.
     #[pin]
     pub(crate) sink: EventSink<Ferrite>,
@@ -276,11 +276,11 @@ impl Hardware {
             cqp <- Cqp::new(pdev.as_ref(), reach, registers.clone(), doorbells.clone()),
             registers,
             doorbells,
-            cqs <- new_irq_table!("ferrite_cqs"),
-            qps <- new_irq_table!("ferrite_qps"),
-            srqs <- new_irq_table!("ferrite_srqs"),
-            regions <- new_irq_table!("ferrite_regions"),
-            event_queues <- new_irq_table!("ferrite_event_queues"),
+            cqs <- new_irq_xarray!("ferrite_cqs"),
+            qps <- new_irq_xarray!("ferrite_qps"),
+            srqs <- new_irq_xarray!("ferrite_srqs"),
+            regions <- new_irq_xarray!("ferrite_regions"),
+            event_queues <- new_irq_xarray!("ferrite_event_queues"),
             sink <- EventSink::new(),
             events: OwnedQueue::ordered(c"ferrite")?,
             work: OwnedQueue::unbound(c"ferrite_work")?,
