@@ -16,6 +16,7 @@ use core::{
 };
 use kernel::{
     device,
+    devres::Devres,
     error::{
         from_err_ptr,
         from_result,
@@ -255,10 +256,12 @@ impl<H: HealthReporter + Parameter + Information> Devlink<H> {
 
     /// Registers an instance for `dev`, with `health` as reporter and for its parameter.
     ///
-    /// # Safety
-    ///
-    /// What this gives is dropped before `dev` is unbound: when the bus driver's bound data is dropped.
-    pub unsafe fn register(dev: &device::Device<device::Bound>, health: Arc<H>) -> Result<Self> {
+    /// It is gone before `dev` is unbound, whoever keeps what this gives.
+    pub fn register(dev: &device::Device<device::Bound>, health: Arc<H>) -> Result<Devres<Self>> {
+        Devres::new(dev, Self::new(dev, health)?)
+    }
+
+    fn new(dev: &device::Device<device::Bound>, health: Arc<H>) -> Result<Self> {
         // SAFETY: The operations are static, and `device::Device` is a transparent wrapper of a valid
         // `struct device`, of which the instance takes a reference.
         let devlink = unsafe {

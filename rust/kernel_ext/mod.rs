@@ -6,6 +6,7 @@
 //! names the place.
 
 pub mod barrier;
+pub mod bound_work;
 pub mod completion;
 pub mod cpu;
 pub mod cpu_hotplug;

@@ -10,7 +10,10 @@ use core::{
     marker::PhantomData,
     num::NonZero,
     ops::Deref,
-    ptr, //
+    ptr::{
+        self,
+        NonNull, //
+    },
 };
 use kernel::{
     container_of,
@@ -25,6 +28,7 @@ use kernel::{
     ffi::c_int,
     pci,
     prelude::*,
+    sync::aref::ARef,
     types::Opaque, //
 };
 
@@ -57,17 +61,36 @@ pub fn serial_number(pdev: &pci::Device<device::Bound>) -> Option<NonZero<u64>> 
     NonZero::new(unsafe { bindings::pci_get_dsn(as_raw(pdev)) })
 }
 
-/// A function that is bound to its driver, for who is not called by the PCI core: work items, and callbacks
-/// of other subsystems.
-///
-/// # Safety
-///
-/// The function is bound for as long as the reference is used, and nothing that is managed for it is released:
-/// dropping the driver's `pci::Driver::Data`, which the driver core does before that, or the end of `probe`
-/// where there is none yet, waits for the caller.
-pub unsafe fn assume_bound(pdev: &pci::Device) -> &pci::Device<device::Bound> {
-    // SAFETY: `pci::Device` is a transparent wrapper, whatever its context; the caller vouches for this one.
-    unsafe { &*ptr::from_ref(pdev).cast::<pci::Device<device::Bound>>() }
+/// Another function of the slot that a function is in, or any of its bus where functions have numbers of eight bits
+/// (ARI), if there is one.
+pub fn beside<Ctx: DeviceContext>(
+    pdev: &pci::Device<Ctx>,
+    function: u8,
+) -> Option<ARef<pci::Device>> {
+    let own = as_raw(pdev);
+    // SAFETY: A reference to a device keeps it valid, and with it its bus; its place does not change.
+    let (bus, devfn) = unsafe { ((*own).bus, (*own).devfn) };
+    // SAFETY: The device, which is valid, keeps its bus.
+    let ari = unsafe { bindings::pci_ari_enabled(bus) };
+    let devfn = place_beside(devfn, function, ari)?;
+    // Not `pci_get_slot`: error recovery takes RTNL with `pci_bus_sem` held.
+    // SAFETY: The device, which is valid, keeps its bus, whose number does not change.
+    let (domain, number) = unsafe { (bindings::pci_domain_nr(bus), (*bus).number) };
+    // SAFETY: The function takes numbers, and a count of the device that it finds.
+    let found = unsafe { bindings::pci_get_domain_bus_and_slot(domain, number.into(), devfn) };
+    let found = NonNull::new(found)?;
+    // SAFETY: The count of a valid device is ours; `pci::Device` is a transparent wrapper, which counts in the same way.
+    Some(unsafe { ARef::from_raw(found.cast()) })
+}
+
+/// Slot and function of that function beside the one at `devfn`, if there can be one.
+fn place_beside(devfn: u32, function: u8, ari: bool) -> Option<u32> {
+    match function {
+        _ if ari => Some(function.into()),
+        // `PCI_DEVFN(PCI_SLOT(devfn), function)`.
+        0..8 => Some((devfn & 0xf8) | u32::from(function)),
+        _ => None,
+    }
 }
 
 /// The config space of a function, which is locked for as long as there is a reference to this.
@@ -666,6 +689,15 @@ mod tests {
         let done = resetter.done.load(Relaxed) != 0;
         queue.flush();
         Ok((result, done))
+    }
+
+    #[test]
+    fn a_function_beside_another_is_in_its_slot_but_with_ari() {
+        assert_eq!(place_beside(0x1b, 0, false), Some(0x18));
+        assert_eq!(place_beside(0x1b, 7, false), Some(0x1f));
+        assert_eq!(place_beside(0x1b, 8, false), None);
+        assert_eq!(place_beside(0x1b, 8, true), Some(8));
+        assert_eq!(place_beside(0x1b, u8::MAX, true), Some(0xff));
     }
 
     #[test]

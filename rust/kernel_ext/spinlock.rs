@@ -123,7 +123,7 @@ unsafe impl Backend for IrqDisableBackend {
 #[kernel::prelude::kunit_tests(rust_irq_spinlock)]
 mod tests {
     use super::*;
-    use crate::kernel_ext::table::{new_irq_table, IrqTable};
+    use crate::kernel_ext::table::{new_irq_xarray, IrqXArray};
     use kernel::prelude::*;
     use kernel::sync::Arc;
 
@@ -172,8 +172,8 @@ mod tests {
     #[test]
     fn a_guard_that_is_dropped_under_the_lock_of_a_table_leaves_interrupts_off() -> Result {
         let lock = lock()?;
-        let table: Pin<KBox<IrqTable<Arc<u32>>>> =
-            KBox::pin_init(new_irq_table!("rust_irq_spinlock_table"), GFP_KERNEL)?;
+        let table: Pin<KBox<IrqXArray<Arc<u32>>>> =
+            KBox::pin_init(new_irq_xarray!("rust_irq_spinlock_table"), GFP_KERNEL)?;
         table.insert(1, Arc::new(2, GFP_KERNEL)?)?;
         let guard = lock.lock();
         let off = table.with(1, |value| {

@@ -18,40 +18,44 @@ use kernel::types::{ForeignOwnable, Opaque};
 ///
 /// `xa` is initialised; every entry came from `T::into_foreign`.
 #[pin_data(PinnedDrop)]
-pub struct IrqTable<T: ForeignOwnable> {
+pub struct IrqXArray<T: ForeignOwnable> {
     #[pin]
     xa: Opaque<bindings::xarray>,
     _p: PhantomData<T>,
 }
 
 // SAFETY: The entries are the table's own, and `T: Send`.
-unsafe impl<T: ForeignOwnable + Send> Send for IrqTable<T> {}
+unsafe impl<T: ForeignOwnable + Send> Send for IrqXArray<T> {}
 // SAFETY: Entries come, go and are handed out under the table's lock, by `T: Send + Sync` means;
 // what only looks for indices holds the RCU read lock, as the array allows.
-unsafe impl<T: ForeignOwnable + Send + Sync> Sync for IrqTable<T> {}
+unsafe impl<T: ForeignOwnable + Send + Sync> Sync for IrqXArray<T> {}
 
-/// Initialiser of an [`IrqTable`] whose lock has a class of its own.
+/// Initialiser of an [`IrqXArray`] whose lock has a class of its own.
 #[macro_export]
-macro_rules! new_irq_table {
+macro_rules! new_irq_xarray {
     ($($name:literal)?) => {
-        $crate::kernel_ext::table::IrqTable::new(
+        $crate::kernel_ext::table::IrqXArray::new(
             kernel::optional_name!($($name)?),
             kernel::static_lock_class!(),
         )
     };
 }
-pub use new_irq_table;
+pub use new_irq_xarray;
 
-impl<T: ForeignOwnable> IrqTable<T> {
-    /// Returns an initialiser for an empty table; [`new_irq_table`] says the class of its lock.
+impl<T: ForeignOwnable> IrqXArray<T> {
+    /// Returns an initialiser for an empty table; [`new_irq_xarray`] says the class of its lock.
     ///
     /// `xa_init_flags` has one class for all arrays that are made in Rust, some of which are locked with interrupts on.
     pub fn new(name: &'static CStr, key: Pin<&'static LockClassKey>) -> impl PinInit<Self> {
         // INVARIANT: The array is initialised and empty.
         pin_init!(Self {
             xa <- Opaque::ffi_init(move |xa: *mut bindings::xarray| {
+                // Those who make objects decide how many there are, and answer for the nodes.
+                // SAFETY: The function gives a constant.
+                let accounted = unsafe { bindings::xa_flags_account() };
+                let flags = bindings::xa_lock_type_XA_LOCK_IRQ | accounted;
                 // SAFETY: `xa` is memory for a `struct xarray` that nobody else knows.
-                unsafe { bindings::xa_init_flags(xa, bindings::xa_lock_type_XA_LOCK_IRQ) };
+                unsafe { bindings::xa_init_flags(xa, flags) };
                 // SAFETY: The lock is part of the array, and nobody has taken it; name and key are static.
                 unsafe {
                     let lock = &raw mut (*xa).xa_lock;
@@ -71,8 +75,7 @@ impl<T: ForeignOwnable> IrqTable<T> {
     /// Puts `value` at `index`, which must be free (`EBUSY` else). May sleep.
     pub fn insert(&self, index: usize, value: T) -> Result {
         let entry = value.into_foreign();
-        // Those who make objects decide how many there are.
-        let gfp = bindings::GFP_KERNEL_ACCOUNT;
+        let gfp = bindings::GFP_KERNEL;
         // SAFETY: The array is initialised; `entry` is a pointer aligned enough to be stored.
         let ret = unsafe { bindings::xa_insert_irq(self.xa.get(), index, entry, gfp) };
         if ret != 0 {
@@ -148,7 +151,7 @@ impl<T: ForeignOwnable> IrqTable<T> {
     }
 }
 
-impl<T: ForeignOwnable> IrqTable<T>
+impl<T: ForeignOwnable> IrqXArray<T>
 where
     for<'a> T::Borrowed<'a>: TryInto<T>,
 {
@@ -159,7 +162,7 @@ where
 }
 
 #[pinned_drop]
-impl<T: ForeignOwnable> PinnedDrop for IrqTable<T> {
+impl<T: ForeignOwnable> PinnedDrop for IrqXArray<T> {
     fn drop(self: Pin<&mut Self>) {
         while let Some(index) = self.next_index(0) {
             drop(self.remove(index));

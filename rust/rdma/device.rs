@@ -4,6 +4,7 @@
 
 use super::counters::Descriptions;
 use super::event::Attached;
+use super::hold::{Hold, Holds};
 use super::method::Definitions;
 use super::netdev::{Enabling, GidScan, GidTable, Pairing};
 use super::ops::op_if;
@@ -29,7 +30,7 @@ use kernel::{device, ThisModule};
 ///
 /// # Invariants
 ///
-/// - `definitions`, `data` and `counters` are initialised wherever a reference exists, except inside
+/// - `definitions`, `data`, `counters` and `holds` are initialised wherever a reference exists, except inside
 ///   [`Unregistered::new`].
 /// - The parent is bound wherever a reference exists: those to an [`Unregistered`] device borrow the parent
 ///   as bound, and a [`Registration`], which exists in a [`Devres`] of the parent only, is dropped before the
@@ -43,6 +44,8 @@ pub struct Device<D: Driver> {
     /// What the core reads of the driver's methods while the device is registered.
     definitions: UnsafeCell<MaybeUninit<Definitions>>,
     data: UnsafeCell<MaybeUninit<D>>,
+    /// What is waited for before the device is freed.
+    holds: UnsafeCell<MaybeUninit<Arc<Holds>>>,
 }
 
 // SAFETY: The core's part is used from any task, under locks of its own; `D` is `Send` and `Sync`.
@@ -70,6 +73,12 @@ impl<D: Driver> Device<D> {
     /// The core's structure.
     pub(super) fn as_raw(&self) -> *mut bindings::ib_device {
         self.raw.get()
+    }
+
+    /// Keeps the device from being freed: who unregisters it waits.
+    pub(super) fn hold(&self) -> Hold {
+        // SAFETY: By the type invariant they are initialised; `dealloc_driver` takes them, when there is no reference.
+        unsafe { (*self.holds.get()).assume_init_ref() }.hold()
     }
 
     /// What the port's counters are.
@@ -290,7 +299,7 @@ unsafe extern "C" fn enable_driver<D: Driver>(dev: *mut bindings::ib_device) -> 
     0
 }
 
-/// Drops the driver's data, as the last thing before the core frees the device.
+/// Drops the driver's data, as the last thing before the core frees the device, and waits for what refers to it.
 ///
 /// # Safety
 ///
@@ -310,6 +319,10 @@ unsafe extern "C" fn dealloc_driver<D: Driver>(raw: *mut bindings::ib_device) {
     // SAFETY: The flag says that the definitions are initialised. They are dropped once, by this call, when
     // `ib_uverbs_remove_one`, whose API they are part of, has returned.
     unsafe { (*(*dev).definitions.get()).assume_init_drop() };
+    // SAFETY: The flag says that they are initialised. They are taken once, by this call.
+    let holds = unsafe { (*(*dev).holds.get()).assume_init_read() };
+    // What the data had is given back by now, and objects are gone: this is for what others keep.
+    holds.end();
 }
 
 c_enum! {
@@ -405,6 +418,7 @@ impl<'a, D: Driver> Unregistered<'a, D> {
         let this = Self { dev, parent };
         let definitions = Definitions::new(Ops::<D>::of())?;
         let counters = Descriptions::new(info.counter_names)?;
+        let holds = Holds::new()?;
         // SAFETY: The device was allocated just now, so that nobody else has it; the table is static.
         unsafe { bindings::ib_set_device_ops(raw, &Ops::<D>::of().raw) };
         // SAFETY: Nobody else has the device yet.
@@ -433,7 +447,9 @@ impl<'a, D: Driver> Unregistered<'a, D> {
         unsafe { (*device.definitions.get()).write(definitions) };
         // SAFETY: Nobody else has the device yet.
         unsafe { *device.virtual_dma.get() = info.virtual_dma };
-        // SAFETY: Nobody else has the device yet. All three are initialised.
+        // SAFETY: Nobody else has the device yet.
+        unsafe { (*device.holds.get()).write(holds) };
+        // SAFETY: Nobody else has the device yet. All four are initialised.
         unsafe { *device.initialised.get() = true };
         Ok(this)
     }

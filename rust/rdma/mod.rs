@@ -23,6 +23,7 @@ mod dm;
 mod driver;
 mod event;
 mod extension;
+mod hold;
 mod memory;
 mod method;
 mod mw;

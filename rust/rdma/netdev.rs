@@ -6,7 +6,7 @@ use super::{Device, Driver, GidOps, Ops};
 use crate::bindings;
 use core::marker::PhantomData;
 use core::ptr::{self, NonNull};
-use kernel::container_of;
+use kernel::device;
 use kernel::error::from_err_ptr;
 use kernel::prelude::*;
 use kernel::sync::{rcu, Arc};
@@ -90,8 +90,27 @@ impl Netdev {
         !self.parent().is_null() && !failover
     }
 
+    /// Whether it is registered, and the interface of `dev`: a device on the bus, or one on a bus that such a device has
+    /// of its own, as virtio's.
+    pub fn is_of(&self, rtnl: &Rtnl, dev: &device::Device) -> bool {
+        if !self.is_registered(rtnl) {
+            // It may have let go of its parent, of which a count of the interface is none.
+            return false;
+        }
+        let parent = self.parent();
+        if parent.is_null() {
+            return false;
+        }
+        // The interface keeps its parent, and nothing above that: pointers are compared, not followed.
+        // SAFETY: The interface was found registered, and stays so with RTNL held: what is registered keeps its parent,
+        // which `netdev_unregister_kobject` lets go of after it is not registered any more.
+        let above = unsafe { (*parent).parent };
+        // `device::Device` is a transparent wrapper of `struct device`.
+        [parent, above].contains(&ptr::from_ref(dev).cast_mut().cast())
+    }
+
     /// Whether this is an Ethernet interface.
-    fn is_ethernet(&self) -> bool {
+    pub fn is_ethernet(&self) -> bool {
         // SAFETY: By the type invariant we own a count, which keeps the interface.
         unsafe { bindings::netdev_type(self.as_raw()) == bindings::ARPHRD_ETHER as u16 }
     }
@@ -230,56 +249,6 @@ c_enum! {
     }
 }
 
-/// A counted reference to a PCI function.
-///
-/// # Invariants
-///
-/// The pointer is a PCI device, of which this value owns one count.
-struct PciFunction(NonNull<bindings::pci_dev>);
-
-impl PciFunction {
-    /// Function `function` of the slot that `own` is in, if there is one.
-    ///
-    /// # Safety
-    ///
-    /// `own` must be the `dev` of a PCI device that stays until this returns.
-    unsafe fn beside(own: *mut bindings::device, function: u8) -> Option<Self> {
-        // SAFETY: The caller vouches for the device.
-        let own = unsafe { container_of!(own, bindings::pci_dev, dev) };
-        // SAFETY: The caller vouches for the device, which keeps its bus; its place does not change.
-        let (bus, devfn) = unsafe { ((*own).bus, (*own).devfn) };
-        // SAFETY: The caller vouches for the device, which keeps its bus.
-        let devfn = if unsafe { bindings::pci_ari_enabled(bus) } {
-            u32::from(function)
-        } else if function < 8 {
-            // `PCI_DEVFN(PCI_SLOT(devfn), function)`.
-            (devfn & 0xf8) | u32::from(function)
-        } else {
-            return None;
-        };
-        // Not `pci_get_slot`: error recovery takes RTNL with `pci_bus_sem` held.
-        // SAFETY: The caller vouches for the device, which keeps its bus, whose number does not change.
-        let (domain, number) = unsafe { (bindings::pci_domain_nr(bus), (*bus).number) };
-        // SAFETY: The function takes numbers, and a count of the device that it finds.
-        let found = unsafe { bindings::pci_get_domain_bus_and_slot(domain, number.into(), devfn) };
-        // INVARIANT: The count is ours.
-        NonNull::new(found).map(Self)
-    }
-
-    /// Its `dev`.
-    fn device(&self) -> *mut bindings::device {
-        // SAFETY: By the type invariant the function is valid; the pointer is to a part of it.
-        unsafe { ptr::addr_of_mut!((*self.0.as_ptr()).dev) }
-    }
-}
-
-impl Drop for PciFunction {
-    fn drop(&mut self) {
-        // SAFETY: By the type invariant we own a count, which is given back here and nowhere else.
-        unsafe { bindings::pci_dev_put(self.0.as_ptr()) }
-    }
-}
-
 /// What is to be done about the pairing of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pairing {
@@ -319,32 +288,6 @@ impl<D: Driver> Device<D> {
     fn namespace(&self) -> *mut bindings::net {
         // SAFETY: `&self` keeps the device.
         unsafe { bindings::rdma_dev_net(self.as_raw()) }
-    }
-
-    /// Whether an interface is registered, and that of a PCI function beside the device's: of the
-    /// same slot, or of any of the bus where functions have numbers of eight bits (ARI).
-    pub fn is_of_function(&self, rtnl: &Rtnl, netdev: &Netdev, function: u8) -> bool {
-        if !netdev.is_registered(rtnl) {
-            // It may have let go of its parent, of which a count of the interface is none.
-            return false;
-        }
-        let parent = netdev.parent();
-        // SAFETY: `&self` keeps the device, which has a parent that is set before it is registered.
-        let own = unsafe { bindings::rdma_device_parent(self.as_raw()) };
-        // SAFETY: `&self` keeps the device with its parent.
-        if parent.is_null() || !unsafe { bindings::dev_is_pci(own) } {
-            return false;
-        }
-        // SAFETY: It was found to be a PCI device, which the device keeps.
-        let Some(other) = (unsafe { PciFunction::beside(own, function) }) else {
-            return false;
-        };
-        // There may be a bus of the function's own in between, as virtio's. The interface keeps its
-        // parent, and nothing above that: pointers are compared, not followed.
-        // SAFETY: The interface was found registered, and stays so with RTNL held: what is registered keeps its parent,
-        // which `netdev_unregister_kobject` lets go of after it is not registered any more.
-        let above = unsafe { (*parent).parent };
-        netdev.is_ethernet() && [parent, above].contains(&other.device())
     }
 
     /// Whether an interface that is registered is the one that the port shares its link with.

@@ -342,7 +342,12 @@ pub(super) fn inc_not_zero(refs: &Refcount) -> bool {
     let count = refs.as_atomic();
     let mut seen = count.load(Relaxed);
     while seen > 0 {
-        match count.cmpxchg(seen, seen + 1, Acquire) {
+        let Some(more) = seen.checked_add(1) else {
+            // There are too many: it stays as it is from now on, as the kernel's does.
+            refs.inc();
+            return true;
+        };
+        match count.cmpxchg(seen, more, Acquire) {
             Ok(_) => return true,
             Err(other) => seen = other,
         }

@@ -5,6 +5,7 @@
 //!
 //! C header: [`include/rdma/ib_umem_odp.h`](srctree/include/rdma/ib_umem_odp.h).
 
+use super::hold::Hold;
 use super::{Access, Device, Driver};
 use crate::bindings;
 use core::marker::PhantomData;
@@ -389,8 +390,8 @@ impl Locked<'_> {
 
     /// The device that does the DMA.
     fn device(&self) -> *mut bindings::device {
-        // SAFETY: Valid by the type invariant; `ib_umem_odp_alloc_child` sets the RDMA device, which
-        // outlives the memory, and neither is changed afterwards.
+        // SAFETY: Valid by the type invariant; `ib_umem_odp_alloc_child` sets the RDMA device, of which `OdpUmem` has
+        // a hold until the memory was released, and neither is changed afterwards.
         unsafe { (*(*self.odp.as_ptr()).umem.ibdev).dma_device }
     }
 
@@ -547,10 +548,13 @@ impl<T: PageUser> Mapping<T> {
 ///
 /// # Invariants
 ///
-/// `raw` is on-demand memory that this value owns, whose private pointer is that of `mapping`.
+/// `raw` is on-demand memory that this value owns, whose private pointer is that of `mapping`, and whose device is that
+/// of `_hold`.
 pub struct OdpUmem<T: PageUser> {
     raw: NonNull<bindings::ib_umem_odp>,
     mapping: KBox<Mapping<T>>,
+    /// Given back after the memory was released.
+    _hold: Hold,
 }
 
 // SAFETY: On-demand memory belongs to no task: it holds the process's memory map itself. `T` is
@@ -712,9 +716,11 @@ impl<T: PageUser> Drop for OdpUmem<T> {
 ///
 /// # Invariants
 ///
-/// `raw` is a root that this value owns, of the memory map `mm`.
+/// `raw` is a root that this value owns, of the memory map `mm` and the device of `hold`.
 pub struct OdpRoot {
     raw: NonNull<bindings::ib_umem_odp>,
+    /// Given back after the root was released.
+    hold: Hold,
     /// A root has no notifier that would keep it.
     _mm: ARef<Mm>,
 }
@@ -728,8 +734,9 @@ impl OdpRoot {
     /// All memory of the current process.
     pub fn new<D: Driver>(dev: &Device<D>, access: Access) -> Result<Self> {
         let access = access.as_raw() & !Access::HUGETLB.as_raw();
+        let hold = dev.hold();
         let dev = dev.as_raw();
-        // SAFETY: `dev` comes from a reference to a device, which the root does not outlive.
+        // SAFETY: `dev` comes from a reference to a device, which is not freed before `hold` is given back.
         let root = unsafe { core_odp::ib_umem_odp_alloc_implicit(dev, access as c_int) };
         let raw = NonNull::new(from_err_ptr(root)?).ok_or(ENOMEM)?;
         // SAFETY: The root was made just now, for the memory map of the current task, which keeps it
@@ -738,6 +745,7 @@ impl OdpRoot {
         // INVARIANT: Made just now, of that memory map.
         Ok(Self {
             raw,
+            hold,
             _mm: mm.into(),
         })
     }
@@ -761,8 +769,12 @@ impl OdpRoot {
             // SAFETY: The memory is valid, and the lock held under which invalidations read the pointer.
             unsafe { (*raw.as_ptr()).private = ptr::from_ref(&*mapping).cast_mut().cast() };
         }
-        // INVARIANT: Made just now, and the pointer was set.
-        Ok(OdpUmem { raw, mapping })
+        // INVARIANT: Made just now, of the device of the root, and the pointer was set.
+        Ok(OdpUmem {
+            raw,
+            mapping,
+            _hold: self.hold.clone(),
+        })
     }
 }
 

@@ -296,7 +296,7 @@ unsafe extern "C" fn count_call(_cq: *mut bindings::ib_cq, _context: *mut c_void
 mod suite {
     use super::*;
     use crate::kernel_ext::spinlock::{new_irq_spinlock, IrqSpinLock};
-    use crate::kernel_ext::table::{new_irq_table, IrqTable};
+    use crate::kernel_ext::table::{new_irq_xarray, IrqXArray};
     use crate::kernel_ext::workqueue::OwnedQueue;
     use kernel::new_spinlock;
 
@@ -475,8 +475,8 @@ mod suite {
         // nobody else's.
         let new = unsafe { Object::<kind::Pd, Minimal>::prepare(memory.raw()) };
         let pd = new.init(Tracked::new(3))?;
-        let table: Pin<KBox<IrqTable<PdRef<Minimal>>>> =
-            KBox::pin_init(new_irq_table!("rust_rdma_table"), GFP_KERNEL)?;
+        let table: Pin<KBox<IrqXArray<PdRef<Minimal>>>> =
+            KBox::pin_init(new_irq_xarray!("rust_rdma_table"), GFP_KERNEL)?;
         assert!(table.is_empty());
         table.insert(5, pd.get_ref().ok_or(EINVAL)?)?;
         let second = pd.get_ref().ok_or(EINVAL)?;
@@ -624,8 +624,8 @@ mod suite {
         // nobody else's.
         let new = unsafe { Object::<kind::Pd, Minimal>::prepare(memory.raw()) };
         let pd = new.init(Tracked::new(3))?;
-        let table: Pin<KBox<IrqTable<PdRef<Minimal>>>> =
-            KBox::pin_init(new_irq_table!("rust_rdma_table"), GFP_KERNEL)?;
+        let table: Pin<KBox<IrqXArray<PdRef<Minimal>>>> =
+            KBox::pin_init(new_irq_xarray!("rust_rdma_table"), GFP_KERNEL)?;
         for index in [0, 1, 1 << 20, u32::MAX as usize] {
             table.insert(index, pd.get_ref().ok_or(EINVAL)?)?;
         }

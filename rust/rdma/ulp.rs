@@ -847,16 +847,16 @@ pub struct Qp {
     options: QpOptions,
     /// Whether it left the reset state, before which nothing can be posted.
     used: Atomic<bool>,
-    sends: Slots,
-    recvs: Slots,
+    sends: WrSlots,
+    recvs: WrSlots,
     _room: Room,
 }
 
 /// Room for work requests of one queue: no more are posted to it, so that it has room for the one that drains
 /// it.
-struct Slots(KVec<Pin<KBox<Slot>>>);
+struct WrSlots(KVec<Pin<KBox<Slot>>>);
 
-impl Slots {
+impl WrSlots {
     fn new(count: u32) -> Result<Self> {
         let mut slots = KVec::with_capacity(count as usize, GFP_KERNEL)?;
         for _ in 0..count {
@@ -905,7 +905,7 @@ impl Qp {
         // With those that drain it.
         let requests = u64::from(limits.sends) + u64::from(limits.recvs) + 2;
         let room = Room::take(cq.left.clone(), requests)?;
-        let (sends, recvs) = (Slots::new(limits.sends)?, Slots::new(limits.recvs)?);
+        let (sends, recvs) = (WrSlots::new(limits.sends)?, WrSlots::new(limits.recvs)?);
         let mut attr: bindings::ib_qp_init_attr = pin_init::zeroed();
         attr.send_cq = cq.raw.as_ptr();
         attr.recv_cq = cq.raw.as_ptr();
@@ -1366,7 +1366,7 @@ mod tests {
 
     #[test]
     fn no_more_is_posted_than_a_queue_was_made_for() -> Result {
-        let slots = Slots::new(2)?;
+        let slots = WrSlots::new(2)?;
         let first = slots.take(Held::default())?;
         slots.take(Held::default())?;
         assert_eq!(slots.take(Held::default()).err(), Some(EBUSY));
@@ -1374,7 +1374,7 @@ mod tests {
         slots.take(Held::default())?;
         assert_eq!(slots.take(Held::default()).err(), Some(EBUSY));
         // One that was made for none has none.
-        let none = Slots::new(0)?;
+        let none = WrSlots::new(0)?;
         assert_eq!(none.take(Held::default()).err(), Some(EBUSY));
         Ok(())
     }

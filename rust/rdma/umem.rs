@@ -2,6 +2,7 @@
 
 //! Memory of a process, pinned and mapped for a device.
 
+use super::hold::Hold;
 use super::{Access, Device, Driver};
 use crate::bindings;
 use core::marker::PhantomData;
@@ -10,18 +11,27 @@ use core::ptr::NonNull;
 use kernel::error::{from_err_ptr, to_result};
 use kernel::prelude::*;
 
-/// Pinned user memory, mapped for DMA. Released when dropped, which may sleep.
+/// Pinned user memory, mapped for DMA. Released when dropped, which may sleep: the device is not freed before.
 ///
 /// # Invariants
 ///
-/// The pointer is a umem that this value owns.
-pub struct Umem(NonNull<bindings::ib_umem>);
+/// `raw` is of the device of `hold`.
+pub struct Umem {
+    // Before the hold of the device, which is looked at when it is released.
+    raw: Owned,
+    hold: Hold,
+}
+
+/// # Invariants
+///
+/// The pointer is a umem that this value owns, of a device that is not freed before it is released.
+struct Owned(NonNull<bindings::ib_umem>);
 
 // SAFETY: A umem belongs to no task: it holds what it needs to be released by any, the memory map
 // of the process or the attachment to the DMA buffer.
-unsafe impl Send for Umem {}
-// SAFETY: What writes to a umem takes `&mut self`; what takes `&self` only reads it.
-unsafe impl Sync for Umem {}
+unsafe impl Send for Owned {}
+// SAFETY: What writes to a umem takes `&mut Umem`; what takes `&Umem` only reads it.
+unsafe impl Sync for Owned {}
 
 impl Umem {
     /// Pins `length` bytes of the current process from `address` on.
@@ -34,14 +44,13 @@ impl Umem {
         access: Access,
     ) -> Result<Self> {
         let address = usize::try_from(address).map_err(|_| EINVAL)?;
-        // SAFETY: `dev` is a reference to a device, which the umem does not outlive: the core destroys all
-        // objects, and waits for the contexts of processes, before it frees a device. Address and length
+        let hold = dev.hold();
+        // SAFETY: `dev` is a reference to a device, which is not freed before `hold` is given back. Address and length
         // are checked by the callee.
         let umem = from_err_ptr(unsafe {
             bindings::ib_umem_get_va(dev.as_raw(), address, length, access.as_raw() as c_int)
         })?;
-        // INVARIANT: The umem was made just now.
-        NonNull::new(umem).map(Self).ok_or(ENOMEM)
+        Self::new(umem, hold)
     }
 
     /// Pins `length` bytes of the DMA buffer with file descriptor `fd`, from `offset` on, where
@@ -54,8 +63,8 @@ impl Umem {
         access: Access,
     ) -> Result<Self> {
         let offset = usize::try_from(offset).map_err(|_| EINVAL)?;
-        // SAFETY: `dev` is a reference to a device, which the umem does not outlive: the core destroys all
-        // objects, and waits for the contexts of processes, before it frees a device. The descriptor is
+        let hold = dev.hold();
+        // SAFETY: `dev` is a reference to a device, which is not freed before `hold` is given back. The descriptor is
         // looked up in the current process, offset and length are checked by the callee.
         let umem = from_err_ptr(unsafe {
             bindings::ib_umem_dmabuf_get_pinned(
@@ -68,8 +77,31 @@ impl Umem {
         })?;
         // SAFETY: The umem is part of what was made just now, and is released with all of it.
         let umem = unsafe { core::ptr::addr_of_mut!((*umem).umem) };
-        // INVARIANT: It was made just now, for us.
-        NonNull::new(umem).map(Self).ok_or(ENOMEM)
+        Self::new(umem, hold)
+    }
+
+    /// `umem` is null, or was made for the caller, of the device of `hold`.
+    fn new(umem: *mut bindings::ib_umem, hold: Hold) -> Result<Self> {
+        let umem = NonNull::new(umem).ok_or(ENOMEM)?;
+        // INVARIANT: It was made for us, and is released before the hold is given back, or never.
+        Ok(Self {
+            raw: Owned(umem),
+            hold,
+        })
+    }
+
+    /// Leaves the memory pinned for ever, for a device that may use it without end; who removes the device does not
+    /// wait for it.
+    pub fn leak(self) {
+        let Self { raw, hold } = self;
+        // Nobody looks at the device of a umem but who releases it, and an exporter that moves a DMA buffer though it is
+        // pinned, which it must not.
+        core::mem::forget(raw);
+        drop(hold);
+    }
+
+    fn as_ptr(&self) -> *mut bindings::ib_umem {
+        self.raw.0.as_ptr()
     }
 
     /// The largest page size out of `sizes` (a bit each) in which the memory, seen at `iova`, is
@@ -80,7 +112,7 @@ impl Umem {
         // SAFETY: By the type invariant the umem is ours, and `&mut self` that nobody reads it while
         // the function writes its `iova`.
         let size =
-            unsafe { bindings::ib_umem_find_best_pgsz(self.0.as_ptr(), sizes as c_ulong, iova) };
+            unsafe { bindings::ib_umem_find_best_pgsz(self.as_ptr(), sizes as c_ulong, iova) };
         (size != 0).then_some(size)
     }
 
@@ -90,13 +122,13 @@ impl Umem {
             return 0;
         }
         // SAFETY: By the type invariant the umem is ours, and nobody writes to it during `&self`.
-        unsafe { bindings::ib_umem_num_dma_blocks(self.0.as_ptr(), page_size) }
+        unsafe { bindings::ib_umem_num_dma_blocks(self.as_ptr(), page_size) }
     }
 
     /// Bytes between the start of the first system page and the memory.
     pub fn offset(&self) -> usize {
         // SAFETY: By the type invariant the umem is ours, and nobody writes to it during `&self`.
-        unsafe { bindings::ib_umem_offset(self.0.as_ptr()) as usize }
+        unsafe { bindings::ib_umem_offset(self.as_ptr()) as usize }
     }
 
     /// Checks that the memory may be used with other rights: what was pinned for reading only
@@ -105,7 +137,7 @@ impl Umem {
         // SAFETY: By the type invariant the umem is ours, and nobody writes to it during `&self`.
         to_result(unsafe {
             bindings::ib_umem_check_rereg(
-                self.0.as_ptr(),
+                self.as_ptr(),
                 bindings::ib_mr_rereg_flags_IB_MR_REREG_ACCESS as c_int,
                 access.as_raw() as c_int,
             )
@@ -115,7 +147,7 @@ impl Umem {
     /// How many bytes are pinned.
     pub fn len(&self) -> usize {
         // SAFETY: By the type invariant the umem is ours, and nobody writes to it during `&self`.
-        unsafe { (*self.0.as_ptr()).length }
+        unsafe { (*self.as_ptr()).length }
     }
 
     /// Whether no byte is pinned.
@@ -134,11 +166,7 @@ impl Umem {
             // SAFETY: By the type invariant the umem is ours, and the iterator borrows it; the
             // function initialises the iterator.
             unsafe {
-                bindings::__rdma_umem_block_iter_start(
-                    iter.as_mut_ptr(),
-                    self.0.as_ptr(),
-                    page_size,
-                );
+                bindings::__rdma_umem_block_iter_start(iter.as_mut_ptr(), self.as_ptr(), page_size);
             }
         }
         Blocks {
@@ -149,9 +177,9 @@ impl Umem {
     }
 }
 
-impl Drop for Umem {
+impl Drop for Owned {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant the umem is ours, and released here and nowhere else.
+        // SAFETY: By the type invariants the umem is ours, and released here and nowhere else; its device is there.
         unsafe { bindings::ib_umem_release(self.0.as_ptr()) }
     }
 }

@@ -11,3 +11,4 @@ mod glossary;
 mod layouts;
 mod requirements;
 mod sources;
+mod travels;

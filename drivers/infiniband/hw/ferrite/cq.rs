@@ -22,16 +22,14 @@ use crate::{
         SharedBinding,
         Who, //
     },
+    commands::DeviceObject,
     device::{
         told_to_kernel,
         Ferrite, //
     },
     dma_types::Block,
     handler::Choice,
-    hardware::{
-        DeviceObject,
-        Hardware, //
-    },
+    hardware::Hardware,
     kernel_ext::{
         barrier::{
             dma_rmb,
@@ -49,8 +47,8 @@ use crate::{
     queue::{
         announce,
         Extent,
-        Place,
         QueueMemory, //
+        QueuePlace,
     },
     rdma::{
         kind,
@@ -294,7 +292,7 @@ impl FerriteCq {
         mut new: New<'a, kind::Cq, Ferrite>,
         attr: &CqInitAttr,
         size: Size,
-        (memory, place): (QueueMemory<KernelQueue>, Place),
+        (memory, place): (QueueMemory<KernelQueue>, QueuePlace),
         udata: Option<&Udata<'_, Ferrite>>,
     ) -> Result<&'a Cq<Ferrite>> {
         let log_entries = size.log_entries;
@@ -357,7 +355,7 @@ impl FerriteCq {
     fn kernel_memory(
         dev: &Device<Ferrite>,
         attr: &CqInitAttr,
-    ) -> Result<(Size, (QueueMemory<KernelQueue>, Place))> {
+    ) -> Result<(Size, (QueueMemory<KernelQueue>, QueuePlace))> {
         if attr.entries == 0 || attr.entries > 1 << dev.caps.cq_max_log_entries {
             return Err(EINVAL);
         }

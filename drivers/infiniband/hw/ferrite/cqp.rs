@@ -54,6 +54,7 @@ use crate::{
         Answered,
         Asked,
         Class,
+        CommandRing,
         Outcome,
         Position,
         Post,
@@ -61,7 +62,6 @@ use crate::{
         PostedFor,
         Request,
         Requests,
-        Ring,
         Telling,
         Ticket,
         LOG_ENTRIES,
@@ -179,14 +179,10 @@ fn status_of(param: u64) -> u32 {
     u8::try_from(param).map_or(NO_STATUS, u32::from)
 }
 
-/// What commands need of the device's BARs.
-#[derive(Clone, Copy)]
-pub(crate) struct Bars<'a> {
-    pub(crate) doorbells: &'a Doorbells,
-    /// Read only when the device does not answer.
-    pub(crate) registers: &'a Registers,
-    /// What is done about an event of the control event queue.
-    pub(crate) dispatch: &'a dyn Fn(&EventEntry, &Answers<'_>),
+/// Who takes the events of the control event queue, also where a caller looks for them himself.
+pub(crate) trait TakesEvents {
+    /// Takes one; `answers` is what it may be among.
+    fn take(&self, event: &EventEntry, answers: &Answers<'_>);
 }
 
 /// How a command is asked for.
@@ -215,7 +211,6 @@ impl Manner {
 /// takes others' answers may not be running for a while afterwards.
 pub(crate) struct Answers<'a> {
     cqp: &'a Cqp,
-    doorbells: &'a Doorbells,
     any: Cell<bool>,
 }
 
@@ -224,7 +219,7 @@ impl Drop for Answers<'_> {
     fn drop(&mut self) {
         if self.any.get() {
             let cqp = self.cqp;
-            cqp.requests.put_waiting(&cqp.queue(self.doorbells));
+            cqp.requests.put_waiting(&cqp.queue());
         }
     }
 }
@@ -246,6 +241,9 @@ pub(crate) enum Patience {
 #[pin_data]
 pub(crate) struct Cqp {
     dev: ARef<Device>,
+    doorbells: Arc<Doorbells>,
+    /// Read only when the device does not answer.
+    registers: Arc<Registers>,
     /// Written by the driver at `producer`, copied by the device up to the doorbell, or to what the
     /// record says.
     ring: Lent<Coherent<ControlRing>>,
@@ -263,12 +261,11 @@ pub(crate) struct Cqp {
 }
 
 /// The memory of the control queue, and its doorbell.
-struct Queue<'a> {
+struct RingOfCqp<'a> {
     cqp: &'a Cqp,
-    doorbells: &'a Doorbells,
 }
 
-impl Ring for Queue<'_> {
+impl CommandRing for RingOfCqp<'_> {
     fn write(&self, at: usize, entry: &CommandEntry) -> Result {
         kernel::dma_write!(self.cqp.ring, .entries[try: at], *entry);
         Ok(())
@@ -297,7 +294,7 @@ impl Ring for Queue<'_> {
     fn ring_doorbell(&self, producer: u32) {
         // And who has the doorbell sees the record.
         dma_wmb();
-        self.doorbells.control(producer);
+        self.cqp.doorbells.control(producer);
     }
 }
 
@@ -351,8 +348,12 @@ impl Cqp {
     pub(crate) fn new<'a>(
         dev: &'a Device<Bound>,
         reach: &'a Arc<DeviceReach>,
+        registers: Arc<Registers>,
+        doorbells: Arc<Doorbells>,
     ) -> impl PinInit<Self, Error> + 'a {
         try_pin_init!(Self {
+            doorbells,
+            registers,
             ring: Lent::new(reach, {
                 let ring: Coherent<ControlRing> = Coherent::zeroed(dev, GFP_KERNEL)?;
                 // In a turn that does not end, until the device shows others.
@@ -425,19 +426,15 @@ impl Cqp {
         first
     }
 
-    fn queue<'a>(&'a self, doorbells: &'a Doorbells) -> Queue<'a> {
-        Queue {
-            cqp: self,
-            doorbells,
-        }
+    fn queue(&self) -> RingOfCqp<'_> {
+        RingOfCqp { cqp: self }
     }
 
     /// Begins to take answers.
     #[inline]
-    pub(crate) fn answers<'a>(&'a self, doorbells: &'a Doorbells) -> Answers<'a> {
+    pub(crate) fn answers(&self) -> Answers<'_> {
         Answers {
             cqp: self,
-            doorbells,
             any: Cell::new(false),
         }
     }
@@ -450,7 +447,7 @@ impl Cqp {
         answers: &Answers<'_>,
     ) -> Option<(PostedFor, u32, Error)> {
         let status = status_of(event.param0);
-        let ring = self.queue(answers.doorbells);
+        let ring = self.queue();
         let answered = self.requests.finish(event.id, status, event.param1, &ring);
         if answered.is_some() {
             answers.any.set(true);
@@ -464,20 +461,19 @@ impl Cqp {
     }
 
     /// Takes the answers that are there.
-    fn poll(&self, bars: Bars<'_>) {
-        let answers = self.answers(bars.doorbells);
-        self.events.poll(bars.doorbells, move |event| {
-            (bars.dispatch)(event, &answers)
-        });
+    fn poll(&self, taker: &dyn TakesEvents) {
+        let answers = self.answers();
+        self.events
+            .poll(&self.doorbells, move |event| taker.take(event, &answers));
     }
 
     /// Looks for answers for a while, if the device has the command already; returns whether its own
     /// came.
-    fn look_for_answer(&self, ticket: &Ticket, in_ring: bool, bars: Bars<'_>) -> bool {
+    fn look_for_answer(&self, ticket: &Ticket, in_ring: bool, taker: &dyn TakesEvents) -> bool {
         let start = Instant::<Monotonic>::now();
         loop {
             // Others may not have seen theirs yet, and wait for the processor: so slots get free.
-            self.poll(bars);
+            self.poll(taker);
             if ticket.done.try_wait() {
                 return true;
             }
@@ -491,9 +487,9 @@ impl Cqp {
     /// Gives the device a command, as soon as it is its turn, and waits for the answer: `ETIMEDOUT`
     /// where none came (the caller then declares the device dead). Of a reply, `answer` is the start; a
     /// device may write no more of it than `least`, and the rest is left as it is. Sleeps.
-    fn run(
+    pub(crate) fn run(
         &self,
-        bars: Bars<'_>,
+        taker: &dyn TakesEvents,
         manner: Manner,
         entry: CommandEntry,
         least: usize,
@@ -505,13 +501,13 @@ impl Cqp {
             patience,
             user,
         } = manner;
-        let ring = self.queue(bars.doorbells);
+        let ring = self.queue();
         stack_pin_init!(let request = Request::new(&self.requests, user, class, entry));
         let request = request.as_ref();
         let in_ring = if patience == Patience::None {
             self.requests.submit_now(request, &ring).or_else(|_| {
                 // What was answered is in the way no more.
-                self.poll(bars);
+                self.poll(taker);
                 self.requests.submit_now(request, &ring)
             })?;
             true
@@ -519,7 +515,7 @@ impl Cqp {
             self.requests.submit(request, &ring)?
         };
         let killable = patience == Patience::UntilKilled;
-        self.wait(bars, Asked::Request(&request), in_ring, killable)?;
+        self.wait(taker, Asked::Request(&request), in_ring, killable)?;
         let least = least.min(answer.len());
         take_answer(&self.requests, &request, least, answer, |written| {
             kernel::do_once_lite! {
@@ -536,12 +532,18 @@ impl Cqp {
 
     /// Waits until a command is done, which the device has already if it is `in_ring`: `ETIMEDOUT` where no
     /// answer came, `EINTR` where it was `killable` and is taken back. Sleeps.
-    fn wait(&self, bars: Bars<'_>, asked: Asked<'_>, in_ring: bool, killable: bool) -> Result {
+    fn wait(
+        &self,
+        taker: &dyn TakesEvents,
+        asked: Asked<'_>,
+        in_ring: bool,
+        killable: bool,
+    ) -> Result {
         let done = &asked.ticket().done;
         if let Asked::Posted(_) = asked {
-            self.requests.ring_for_posted(&self.queue(bars.doorbells));
+            self.requests.ring_for_posted(&self.queue());
         }
-        if self.look_for_answer(asked.ticket(), in_ring, bars) {
+        if self.look_for_answer(asked.ticket(), in_ring, taker) {
             return Ok(());
         }
         let (look, looks) = looks(self.timeout());
@@ -550,9 +552,9 @@ impl Cqp {
             true => done.wait_killable_timeout(jiffies),
             false => Ok(done.wait_timeout(jiffies)),
         };
-        self.events.sleep(bars.doorbells, || {
+        self.events.sleep(&self.doorbells, || {
             wait_for(&self.requests, asked, killable, looks, sleep, || {
-                bars.registers.is_running()
+                self.registers.is_running()
             })
         })
     }
@@ -562,7 +564,7 @@ impl Cqp {
     /// is about stays until it is known to be done. Sleeps.
     pub(crate) fn post<P: Plain>(
         &self,
-        bars: Bars<'_>,
+        taker: &dyn TakesEvents,
         manner: Manner,
         opcode: CommandOpcode,
         payload: &P,
@@ -576,11 +578,11 @@ impl Cqp {
         };
         let mut entry = CommandEntry::new(opcode, 0, (0, 0), payload);
         // Places of what was posted before get free, and who posts learns early what failed.
-        self.poll(bars);
+        self.poll(taker);
         let post = Post::new(&self.requests, manner.user, manner.class, flags);
         // Who has no memory for that waits.
         if let Ok(post) = post {
-            let ring = self.queue(bars.doorbells);
+            let ring = self.queue();
             // A write to the device is an exit of a virtual machine, and wakes who may have nothing else to do.
             let telling = if self.has_turns() {
                 Telling::Record
@@ -593,52 +595,52 @@ impl Cqp {
                 Err(error) => return Err(error),
             }
         }
-        self.run(bars, manner, entry, 0, &mut [])?;
+        self.run(taker, manner, entry, 0, &mut [])?;
         Ok(None)
     }
 
     /// How a command ended that was posted, if that is known; answers that are there are taken.
-    pub(crate) fn look_at(&self, bars: Bars<'_>, posted: &Posted) -> Option<Outcome> {
+    pub(crate) fn look_at(&self, taker: &dyn TakesEvents, posted: &Posted) -> Option<Outcome> {
         let outcome = self.requests.outcome_yet(posted);
         if outcome.is_some() {
             return outcome;
         }
-        self.requests.ring_for_posted(&self.queue(bars.doorbells));
-        self.poll(bars);
+        self.requests.ring_for_posted(&self.queue());
+        self.poll(taker);
         self.requests.outcome_yet(posted)
     }
 
     /// Waits until a command is done that was posted, and returns how it ended: `ETIMEDOUT` as
-    /// [`Self::execute`]. Sleeps.
-    pub(crate) fn settle(&self, bars: Bars<'_>, posted: &Posted) -> Result<Outcome> {
+    /// [`Self::run`]. Sleeps.
+    pub(crate) fn settle(&self, taker: &dyn TakesEvents, posted: &Posted) -> Result<Outcome> {
         if let Some(ticket) = self.requests.ticket(posted) {
-            self.wait(bars, Asked::Posted(&ticket), true, false)?;
+            self.wait(taker, Asked::Posted(&ticket), true, false)?;
         }
         Ok(self.requests.outcome_yet(posted).unwrap_or(Outcome::Lost))
     }
 
     /// Has the device let go of what has a tag of that `number`, by a command that cannot but succeed, and
     /// returns when the device uses it no more: with the answer, or before where the device shows that it
-    /// uses no tag just now ([`FEATURE_TURNS`]). `ETIMEDOUT` as [`Self::execute`]. Sleeps.
+    /// uses no tag just now ([`FEATURE_TURNS`]). `ETIMEDOUT` as [`Self::run`]. Sleeps.
     ///
     /// [`FEATURE_TURNS`]: abi::FEATURE_TURNS
     pub(crate) fn release(
         &self,
-        bars: Bars<'_>,
+        taker: &dyn TakesEvents,
         manner: Manner,
         opcode: CommandOpcode,
         number: u32,
     ) -> Result<Released> {
         let about = (PostedFor::Release, number);
         let tag = object(number);
-        let Some(posted) = self.post(bars, manner, opcode, &tag, about)? else {
+        let Some(posted) = self.post(taker, manner, opcode, &tag, about)? else {
             return Ok(Released::Answered);
         };
         let released = end_release(
             self.has_turns(),
             || self.uses_no_tag(),
             || self.is_dead(),
-            || self.settle(bars, &posted),
+            || self.settle(taker, &posted),
         );
         self.forget(&posted);
         released
@@ -669,41 +671,6 @@ impl Cqp {
     /// Forgets how a command ended that was posted: from now on it did what it was to do.
     pub(crate) fn forget(&self, posted: &Posted) {
         self.requests.forget(posted);
-    }
-
-    /// Runs a command that has parameters and no reply. Sleeps.
-    pub(crate) fn execute<P: Plain>(
-        &self,
-        bars: Bars<'_>,
-        manner: Manner,
-        opcode: CommandOpcode,
-        payload: &P,
-    ) -> Result {
-        let entry = CommandEntry::new(opcode, 0, (0, 0), payload);
-        self.run(bars, manner, entry, 0, &mut [])
-    }
-
-    /// Runs a query for the first `length` bytes of an answer, the rest of which is zero. Sleeps.
-    pub(crate) fn query<R: Answer>(
-        &self,
-        bars: Bars<'_>,
-        patience: Patience,
-        request: &R::Request,
-        length: usize,
-    ) -> Result<R> {
-        const { assert!(core::mem::size_of::<R>() <= Reply::SIZE) }
-        let length = length.min(core::mem::size_of::<R>());
-        let entry = CommandEntry::new(R::QUERY, 0, (0, length as u32), request);
-        let mut value = R::zeroed();
-        let manner = Manner::of_current(Class::Short, patience);
-        self.run(
-            bars,
-            manner,
-            entry,
-            R::LEAST,
-            &mut value.as_bytes_mut()[..length],
-        )?;
-        Ok(value)
     }
 }
 

@@ -61,7 +61,7 @@ use kernel::{
 pub(crate) const BUDGET: u32 = 128;
 
 /// Memory of event queue entries.
-pub(crate) trait Slots {
+pub(crate) trait EventSlots {
     /// Takes the entry at `slot` out, if there is one.
     fn take(&self, slot: usize) -> Result<Option<EventEntry>>;
     /// Whether there is an entry at `slot`.
@@ -71,7 +71,7 @@ pub(crate) trait Slots {
 /// Memory of a ring that the device was told of.
 pub(crate) type EventRingMemory = Lent<Coherent<[EventEntry]>>;
 
-impl Slots for EventRingMemory {
+impl EventSlots for EventRingMemory {
     #[inline]
     fn take(&self, slot: usize) -> Result<Option<EventEntry>> {
         if kernel::dma_read!(self, [try: slot].code) == 0 {
@@ -98,7 +98,7 @@ pub(crate) struct Ring<S> {
     log_entries: u8,
 }
 
-impl<S: Slots> Ring<S> {
+impl<S: EventSlots> Ring<S> {
     /// Takes the entry with free-running index `index` out, if it is there.
     #[inline]
     fn take(&self, index: u32) -> Option<EventEntry> {
@@ -151,7 +151,7 @@ pub(crate) struct Consumer<S> {
     left: Option<Ring<S>>,
 }
 
-impl<S: Slots> Consumer<S> {
+impl<S: EventSlots> Consumer<S> {
     /// At the start of a ring.
     pub(crate) const fn new(ring: Ring<S>) -> Self {
         Self {
@@ -721,7 +721,7 @@ mod tests {
         }
     }
 
-    impl Slots for &Memory {
+    impl EventSlots for &Memory {
         fn take(&self, slot: usize) -> Result<Option<EventEntry>> {
             let mut memory = self.0.borrow_mut();
             let entry = memory.get_mut(slot).ok_or(EINVAL)?;
@@ -974,7 +974,7 @@ mod tests {
         meanwhile: Option<&'a RefCell<Writer<'b>>>,
     }
 
-    impl Slots for Racing<'_, '_> {
+    impl EventSlots for Racing<'_, '_> {
         fn take(&self, slot: usize) -> Result<Option<EventEntry>> {
             self.memory.take(slot)
         }

@@ -15,6 +15,7 @@ mod ah;
 mod bars;
 mod binding;
 mod caps;
+mod commands;
 mod cq;
 mod cqp;
 mod debugfs;

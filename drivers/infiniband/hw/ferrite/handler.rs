@@ -10,12 +10,10 @@ use crate::{
         DeviceCaps,
         EventPriority, //
     },
+    commands::DeviceObject,
     eq::EventQueue,
     growth,
-    hardware::{
-        DeviceObject,
-        Hardware, //
-    },
+    hardware::Hardware,
     kernel_ext::{
         cpu,
         cpu_hotplug::Following,

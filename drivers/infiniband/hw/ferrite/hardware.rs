@@ -1,18 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A running device as the rest of the driver sees it: commands, doorbells, what its events are
-//! about, and what happens when it fails.
+//! A running device as the rest of the driver sees it: what its events are about, and what happens when it fails. Its
+//! commands are in [`commands`](crate::commands).
 
 use crate::{
     abi::{
-        Command,
         CommandOpcode,
         EventCode,
         EventEntry,
         EventPriority,
         FatalCode,
-        InvalidatePages,
-        Plain,
         Tag, //
     },
     bars::{
@@ -20,17 +17,17 @@ use crate::{
         Registers,
         MOST_RESET_TIMEOUT, //
     },
+    commands::{
+        is_disagreement,
+        Failure, //
+    },
     cq::FerriteCq,
     cqp::{
-        object,
-        outcome_to_result,
-        Answer,
         Answers,
-        Bars,
         Cqp,
         Manner,
         Patience,
-        Released, //
+        TakesEvents, //
     },
     device::{
         Ferrite,
@@ -45,14 +42,18 @@ use crate::{
     },
     growth,
     kernel_ext::{
+        bound_work::{
+            BoundWork,
+            BoundWorkItem, //
+        },
         pci::{
             Config,
             ConfigLock, //
         },
         ratelimit::RateLimit,
         table::{
-            new_irq_table,
-            IrqTable, //
+            new_irq_xarray,
+            IrqXArray, //
         },
         user,
         workqueue::OwnedQueue, //
@@ -80,14 +81,15 @@ use crate::{
     },
     requests::{
         Class,
-        Outcome,
-        Posted,
         PostedFor, //
     },
 };
 use kernel::{
-    device::Bound,
-    pci,
+    device::{
+        Bound,
+        Device, //
+    },
+    new_delayed_work, pci,
     prelude::*,
     sync::{
         aref::ARef,
@@ -124,9 +126,6 @@ pub(crate) mod device_event {
     /// There are page faults to take.
     pub(crate) const PAGE_FAULTS: u32 = 1 << 2;
 }
-
-/// Tells the work of giving event queues more room from that of a failure.
-const GROWTH: u64 = 1;
 
 /// Why a device was given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -200,19 +199,19 @@ pub(crate) struct Hardware {
     pub(crate) cqp: Cqp,
     /// Completion queues by number, for events.
     #[pin]
-    pub(crate) cqs: IrqTable<CqRef<Ferrite>>,
+    pub(crate) cqs: IrqXArray<CqRef<Ferrite>>,
     /// Queue pairs by number, for events.
     #[pin]
-    pub(crate) qps: IrqTable<QpRef<Ferrite>>,
+    pub(crate) qps: IrqXArray<QpRef<Ferrite>>,
     /// Shared receive queues by number, for events.
     #[pin]
-    pub(crate) srqs: IrqTable<SrqRef<Ferrite>>,
+    pub(crate) srqs: IrqXArray<SrqRef<Ferrite>>,
     /// On-demand regions by the index of their tag, for faults.
     #[pin]
-    pub(crate) regions: IrqTable<MrRef<Ferrite>>,
+    pub(crate) regions: IrqXArray<MrRef<Ferrite>>,
     /// Event queues by number, for those that are out of room.
     #[pin]
-    pub(crate) event_queues: IrqTable<Arc<EventQueue>>,
+    pub(crate) event_queues: IrqXArray<Arc<EventQueue>>,
     /// Where events of the device as a whole go.
     #[pin]
     pub(crate) sink: EventSink<Ferrite>,
@@ -223,8 +222,8 @@ pub(crate) struct Hardware {
     /// Where a device that failed is stopped, and nothing else is done: what is queued elsewhere may wait
     /// for that, in the one worker that there is when memory is short.
     failure_work: OwnedQueue,
-    /// Where event queues are given more room, which takes memory: what reclaim waits for is not behind it.
-    growth_work: OwnedQueue,
+    /// Gives event queues more room, which takes memory: what reclaim waits for is not behind it.
+    pub(crate) growth: Arc<BoundWork<Hardware>>,
     /// Where the device is told of GIDs, of which there are many: nobody waits for all of them.
     pub(crate) gid_work: OwnedQueue,
     link_up: Atomic<u32>,
@@ -258,14 +257,10 @@ pub(crate) struct Hardware {
     /// What is left to do when the device failed.
     #[pin]
     failure: Work<Hardware>,
-    /// What is left to do when event queues are out of room.
-    #[pin]
-    growth: Work<Hardware, GROWTH>,
 }
 
 impl_has_work! {
     impl HasWork<Self> for Hardware { self.failure }
-    impl HasWork<Self, GROWTH> for Hardware { self.growth }
 }
 
 impl Hardware {
@@ -278,19 +273,23 @@ impl Hardware {
         recovery: &'a Arc<Recovery>,
     ) -> impl PinInit<Self, Error> + 'a {
         try_pin_init!(Self {
+            cqp <- Cqp::new(pdev.as_ref(), reach, registers.clone(), doorbells.clone()),
             registers,
             doorbells,
-            cqp <- Cqp::new(pdev.as_ref(), reach),
-            cqs <- new_irq_table!("ferrite_cqs"),
-            qps <- new_irq_table!("ferrite_qps"),
-            srqs <- new_irq_table!("ferrite_srqs"),
-            regions <- new_irq_table!("ferrite_regions"),
-            event_queues <- new_irq_table!("ferrite_event_queues"),
+            cqs <- new_irq_xarray!("ferrite_cqs"),
+            qps <- new_irq_xarray!("ferrite_qps"),
+            srqs <- new_irq_xarray!("ferrite_srqs"),
+            regions <- new_irq_xarray!("ferrite_regions"),
+            event_queues <- new_irq_xarray!("ferrite_event_queues"),
             sink <- EventSink::new(),
             events: OwnedQueue::ordered(c"ferrite")?,
             work: OwnedQueue::unbound(c"ferrite_work")?,
             failure_work: OwnedQueue::ordered(c"ferrite_failure")?,
-            growth_work: OwnedQueue::for_long_work(c"ferrite_growth")?,
+            growth: BoundWork::new(
+                pdev.as_ref(),
+                OwnedQueue::for_long_work(c"ferrite_growth")?,
+                new_delayed_work!("ferrite_growth"),
+            )?,
             gid_work: OwnedQueue::ordered(c"ferrite_gids")?,
             link_up: Atomic::new(0),
             low_latency: Atomic::new(0),
@@ -305,7 +304,6 @@ impl Hardware {
             reach: reach.clone(),
             stopper <- Stopper::new(reach),
             failure <- new_work!("ferrite_failure"),
-            growth <- new_work!("ferrite_growth"),
             pdev: ARef::from(&**pdev),
         })
     }
@@ -350,203 +348,6 @@ impl Hardware {
     /// can be given back what they had posted.
     pub(crate) fn is_stopped(&self) -> bool {
         self.reach.get() != Reach::Working
-    }
-
-    fn check<T>(self: &Arc<Self>, opcode: CommandOpcode, result: Result<T>) -> Result<T> {
-        match result {
-            Err(error) if error == ETIMEDOUT => {
-                dev_err!(self.pdev, "no answer to command {:?}\n", opcode);
-                self.fail_for(Cause::Silent);
-                // The caller frees what the command named.
-                self.ensure_stopped();
-                Err(EIO)
-            }
-            Err(error) if self.is_dead() => {
-                self.ensure_stopped();
-                Err(error)
-            }
-            Err(error) => {
-                dev_dbg!(self.pdev, "command {:?} failed: {:?}\n", opcode, error);
-                Err(error)
-            }
-            result => result,
-        }
-    }
-
-    /// Calls `give` with what giving a command needs.
-    fn command<T>(self: &Arc<Self>, give: impl FnOnce(Bars<'_>) -> T) -> T {
-        give(Bars {
-            doorbells: &self.doorbells,
-            registers: &self.registers,
-            dispatch: &|event, answers| {
-                self.dispatch(event, answers);
-            },
-        })
-    }
-
-    fn run<P: Plain>(
-        self: &Arc<Self>,
-        manner: Manner,
-        opcode: CommandOpcode,
-        payload: &P,
-    ) -> Result {
-        let result = self.command(|bars| self.cqp.execute(bars, manner, opcode, payload));
-        self.check(opcode, result)
-    }
-
-    /// Runs a command that has to be done. Sleeps.
-    pub(crate) fn execute<C: Command>(self: &Arc<Self>, command: &C) -> Result {
-        self.execute_as(C::OPCODE, command)
-    }
-
-    /// Runs such a command whose payload more than one opcode takes. Sleeps.
-    pub(crate) fn execute_as<P: Plain>(
-        self: &Arc<Self>,
-        opcode: CommandOpcode,
-        payload: &P,
-    ) -> Result {
-        let manner = Manner::of_current(Class::Short, Patience::Endless);
-        self.run(manner, opcode, payload)
-    }
-
-    /// Runs such a command on behalf of `user`, in whose turn it is. Sleeps.
-    pub(crate) fn execute_for<C: Command>(self: &Arc<Self>, user: u64, command: &C) -> Result {
-        let manner = Manner {
-            class: Class::Short,
-            patience: Patience::Endless,
-            user,
-        };
-        self.run(manner, C::OPCODE, command)
-    }
-
-    /// Runs such a command about one object. Sleeps.
-    pub(crate) fn execute_on(self: &Arc<Self>, opcode: CommandOpcode, number: u32) -> Result {
-        self.execute_as(opcode, &object(number))
-    }
-
-    /// Runs such a command that takes the device its time. Sleeps.
-    pub(crate) fn execute_long<C: Command>(self: &Arc<Self>, command: &C) -> Result {
-        let manner = Manner::of_current(Class::Long, Patience::Endless);
-        self.run(manner, C::OPCODE, command)
-    }
-
-    /// Runs a command that makes something of the caller's, who does not need it when he is killed
-    /// (`EINTR`). Sleeps.
-    pub(crate) fn make<C: Command>(self: &Arc<Self>, command: &C) -> Result {
-        let manner = Manner::of_current(Class::Short, Patience::UntilKilled);
-        self.run(manner, C::OPCODE, command)
-    }
-
-    /// Runs such a command that takes the device its time. Sleeps.
-    pub(crate) fn make_long<C: Command>(self: &Arc<Self>, command: &C) -> Result {
-        let manner = Manner::of_current(Class::Long, Patience::UntilKilled);
-        self.run(manner, C::OPCODE, command)
-    }
-
-    /// Gives the device a command that makes something with a tag of that `number`, and returns as soon as the
-    /// device has it; none where it was waited for. `EINTR` as [`Self::make`]. Sleeps.
-    fn post<C: Command>(
-        self: &Arc<Self>,
-        command: &C,
-        number: u32,
-    ) -> Result<Option<MakingCommand>> {
-        let manner = Manner::of_current(Class::Short, Patience::UntilKilled);
-        let opcode = C::OPCODE;
-        let about = (PostedFor::Making, number);
-        let result = self.command(|bars| self.cqp.post(bars, manner, opcode, command, about));
-        let posted = self.check(opcode, result)?;
-        Ok(posted.map(|posted| MakingCommand { opcode, posted }))
-    }
-
-    /// Has the device let go of a tag that nothing can be in the way of, and returns when it uses that no
-    /// more. Sleeps.
-    fn release(self: &Arc<Self>, opcode: CommandOpcode, number: u32) -> Result<Released> {
-        if !self.cqp.has_turns() {
-            return self.execute_on(opcode, number).map(|()| Released::Answered);
-        }
-        let manner = Manner::of_current(Class::Short, Patience::Endless);
-        let result = self.command(|bars| self.cqp.release(bars, manner, opcode, number));
-        self.check(opcode, result)
-    }
-
-    /// Waits for the answer to a command that was posted. Sleeps.
-    fn settle(self: &Arc<Self>, making: &MakingCommand) -> Making {
-        let ended = self.command(|bars| self.cqp.settle(bars, &making.posted));
-        // A device that does not answer is given up here.
-        let _ = self.check(making.opcode, ended.and_then(outcome_to_result));
-        Making::new(Some(ended.unwrap_or(Outcome::Lost)))
-    }
-
-    /// How far what a command makes that was posted is, if that is known.
-    fn look_at(self: &Arc<Self>, making: &MakingCommand) -> Making {
-        Making::new(self.command(|bars| self.cqp.look_at(bars, &making.posted)))
-    }
-
-    /// Runs a query. `EINTR` if the caller is killed before it is its turn. Sleeps.
-    pub(crate) fn query<R: Answer>(self: &Arc<Self>, request: &R::Request) -> Result<R> {
-        self.query_start(request, core::mem::size_of::<R>())
-    }
-
-    /// Runs a query for the first `length` bytes of an answer, the rest of which is zero. Sleeps.
-    pub(crate) fn query_start<R: Answer>(
-        self: &Arc<Self>,
-        request: &R::Request,
-        length: usize,
-    ) -> Result<R> {
-        self.query_with(Patience::UntilKilled, request, length)
-    }
-
-    /// Runs a query, but `EAGAIN` where it would have to wait until the device takes it, or for others
-    /// that take their time. Sleeps.
-    pub(crate) fn query_now<R: Answer>(self: &Arc<Self>, request: &R::Request) -> Result<R> {
-        self.query_with(Patience::None, request, core::mem::size_of::<R>())
-    }
-
-    /// Runs a query whose answer is wanted by others, too, when who runs it is killed. Sleeps.
-    pub(crate) fn query_for_others<R: Answer>(self: &Arc<Self>, request: &R::Request) -> Result<R> {
-        self.query_with(Patience::Endless, request, core::mem::size_of::<R>())
-    }
-
-    fn query_with<R: Answer>(
-        self: &Arc<Self>,
-        patience: Patience,
-        request: &R::Request,
-        length: usize,
-    ) -> Result<R> {
-        let result = self.command(|bars| self.cqp.query(bars, patience, request, length));
-        self.check(R::QUERY, result)
-    }
-
-    /// Makes the device use pages no more that memory management takes back, and that were taken out of
-    /// the tables of a region: ahead of what others ask for. Sleeps, but allocates nothing.
-    pub(crate) fn take_pages_back(self: &Arc<Self>, command: &InvalidatePages) {
-        self.invalidate(Class::Reclaim, user::accountable_or_kernel(), command);
-    }
-
-    /// Makes the device use pages no more that were taken out of the tables of a region, on behalf of
-    /// `user`. Sleeps, but allocates nothing.
-    pub(crate) fn forget_pages(self: &Arc<Self>, user: u64, command: &InvalidatePages) {
-        self.invalidate(Class::Short, user, command);
-    }
-
-    fn invalidate(self: &Arc<Self>, class: Class, user: u64, command: &InvalidatePages) {
-        let manner = Manner {
-            class,
-            patience: Patience::Endless,
-            user,
-        };
-        match self.run(manner, InvalidatePages::OPCODE, command) {
-            Ok(()) => {}
-            // The region ended meanwhile, and the device has let go of all of it.
-            Err(error) if error == ENOENT => {}
-            Err(error) => {
-                if !self.is_dead() {
-                    dev_err!(self.pdev, "pages stay in use: {:?}\n", error);
-                    self.fail();
-                }
-                self.ensure_stopped();
-            }
-        }
     }
 
     /// Gives up a device that refuses what it has no reason to refuse, as [`Self::fail_for`].
@@ -700,8 +501,7 @@ impl Hardware {
 
     /// Has event queues grow that should.
     fn queue_growth(self: &Arc<Self>) {
-        // Where it is queued already, it has yet to look.
-        drop(self.growth_work.enqueue::<_, GROWTH>(self.clone()));
+        self.growth.queue(self);
     }
 
     /// Gives the device up if it is not there any more. Sleeps.
@@ -773,7 +573,7 @@ impl Hardware {
         // In the order in which one queues another: a command that was not answered has the failure
         // queued.
         self.gid_work.flush();
-        self.growth_work.flush();
+        self.growth.flush();
         self.work.flush();
         self.failure_work.flush();
         self.events.flush();
@@ -782,7 +582,7 @@ impl Hardware {
     /// Begins to take answers, for [`Self::dispatch`].
     #[inline]
     pub(crate) fn answers(&self) -> Answers<'_> {
-        self.cqp.answers(&self.doorbells)
+        self.cqp.answers()
     }
 
     /// Acts on an event; `answers` is what it may be among. Returns how many completions it stands for.
@@ -942,6 +742,26 @@ impl Hardware {
     }
 }
 
+impl Failure for Arc<Hardware> {
+    fn is_dead(&self) -> bool {
+        Hardware::is_dead(self)
+    }
+
+    fn give_up(&self, cause: Cause) {
+        self.fail_for(cause);
+    }
+
+    fn ensure_stopped(&self) {
+        Hardware::ensure_stopped(self);
+    }
+}
+
+impl TakesEvents for Arc<Hardware> {
+    fn take(&self, event: &EventEntry, answers: &Answers<'_>) {
+        self.dispatch(event, answers);
+    }
+}
+
 impl WorkItem for Hardware {
     type Pointer = Arc<Self>;
 
@@ -951,15 +771,10 @@ impl WorkItem for Hardware {
     }
 }
 
-impl WorkItem<GROWTH> for Hardware {
-    type Pointer = Arc<Self>;
-
-    fn run(this: Arc<Self>) {
-        let dev: &kernel::device::Device = this.pdev.as_ref();
-        // SAFETY: This is queued for events, and while it is looked whether a device works. Nobody does either
-        // once `Interrupts` are dropped, which waits for what is queued: they are of a life of the device, and
-        // so of the driver's data of the device that is bound to it.
-        growth::grow(&this, unsafe { dev.as_bound() });
+/// Event queues are out of room.
+impl BoundWorkItem for Hardware {
+    fn run(this: Arc<Self>, dev: &Device<Bound>) {
+        growth::grow(&this, dev);
     }
 }
 
@@ -989,232 +804,9 @@ impl Stop for Stopping<'_> {
     }
 }
 
-/// A command that makes an object and was posted.
-struct MakingCommand {
-    opcode: CommandOpcode,
-    posted: Posted,
-}
-
-/// How far the making of an object is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Making {
-    /// The device was told, and has not answered yet.
-    Pending,
-    /// It is there.
-    Made,
-    /// The device did not make it, and said why.
-    Failed(Error),
-    /// The device failed before it answered, and nobody knows.
-    Lost,
-}
-
-impl Making {
-    /// By how the command that makes it ended, if it did.
-    fn new(outcome: Option<Outcome>) -> Self {
-        match outcome {
-            None => Self::Pending,
-            Some(Outcome::Lost) => Self::Lost,
-            Some(outcome @ Outcome::Answered { .. }) => match outcome_to_result(outcome) {
-                Ok(()) => Self::Made,
-                Err(error) => Self::Failed(error),
-            },
-        }
-    }
-}
-
-/// Whether a device that refuses to make something with a tag for this reason, though the driver has just taken the
-/// tag, has something there of which the driver does not know.
-fn is_disagreement(error: Error) -> bool {
-    error == EEXIST
-}
-
-/// What the answer to the command that takes an object down means.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Parting {
-    /// The device has let go of it.
-    Gone,
-    /// Something uses it.
-    Busy,
-    /// That is no answer which there could be.
-    Disagreement,
-}
-
-impl Parting {
-    /// By that answer, for an object that is so far made as `making` says and that something `may_be`
-    /// using.
-    fn new(ended: Result, making: Making, may_be: impl FnOnce() -> bool) -> Self {
-        match (ended, making) {
-            // It was another's that the device let go of.
-            (_, Making::Failed(error)) if is_disagreement(error) => Self::Disagreement,
-            // It answers in order, and so gave no answer to what was before.
-            (_, Making::Lost) => Self::Disagreement,
-            (Ok(()), _) => Self::Gone,
-            // There never was any.
-            (Err(error), Making::Failed(_)) if error == ENOENT => Self::Gone,
-            (Err(error), _) if error == EBUSY && may_be() => Self::Busy,
-            (Err(_), _) => Self::Disagreement,
-        }
-    }
-}
-
-/// Something that was made in the device by a command, and is taken down by another.
-///
-/// Dropping it takes it down at the latest; afterwards the device does not touch what belongs to
-/// it. A device that failed was reset, which has the same effect.
-pub(crate) struct DeviceObject {
-    hw: Arc<Hardware>,
-    destroy: CommandOpcode,
-    number: u32,
-    gone: Atomic<u32>,
-    /// The command that makes it, if that was posted.
-    making: Option<MakingCommand>,
-}
-
-impl DeviceObject {
-    /// Makes an object with number `number` by `create`; `destroy` takes it down.
-    pub(crate) fn create<C: Command>(
-        hw: &Arc<Hardware>,
-        create: &C,
-        destroy: CommandOpcode,
-        number: u32,
-    ) -> Result<Self> {
-        hw.make(create)?;
-        Ok(Self::new(hw, destroy, number, None))
-    }
-
-    /// The same for what has a tag of that number, but does not wait for the device to make it: this is for
-    /// who agreed with it on [`FEATURE_PENDING_TAGS`], so that what uses the tag waits. Where many were
-    /// posted and not answered it waits all the same.
-    ///
-    /// What `create` names has to stay until this is dropped, whatever becomes of it.
-    ///
-    /// [`FEATURE_PENDING_TAGS`]: crate::abi::FEATURE_PENDING_TAGS
-    pub(crate) fn post<C: Command>(
-        hw: &Arc<Hardware>,
-        create: &C,
-        destroy: CommandOpcode,
-        number: u32,
-    ) -> Result<Self> {
-        let making = hw.post(create, number)?;
-        Ok(Self::new(hw, destroy, number, making))
-    }
-
-    fn new(
-        hw: &Arc<Hardware>,
-        destroy: CommandOpcode,
-        number: u32,
-        making: Option<MakingCommand>,
-    ) -> Self {
-        Self {
-            hw: hw.clone(),
-            destroy,
-            number,
-            gone: Atomic::new(0),
-            making,
-        }
-    }
-
-    /// How far its making is, as far as that is known.
-    pub(crate) fn making(&self) -> Making {
-        match &self.making {
-            Some(making) => self.hw.look_at(making),
-            None => Making::Made,
-        }
-    }
-
-    /// Waits until it is made, or is known not to be. Sleeps.
-    pub(crate) fn settle(&self) -> Making {
-        match &self.making {
-            Some(making) => self.hw.settle(making),
-            None => Making::Made,
-        }
-    }
-
-    /// Notes that it was made by a command that was waited for, though the one that was posted failed.
-    pub(crate) fn note_made(&self) {
-        if let Some(making) = &self.making {
-            self.hw.cqp.forget(&making.posted);
-        }
-    }
-
-    /// Takes the object down. Sleeps.
-    ///
-    /// This always succeeds: a device that will not let go of what nobody uses is given up.
-    pub(crate) fn destroy(&self) {
-        // Nothing is in the way.
-        let _ = self.destroy_unless_busy(|| false);
-    }
-
-    /// Takes the object down; `EBUSY` where the device says that something still uses it, and that
-    /// `may_be` so, which is asked after the device said it. Sleeps.
-    pub(crate) fn destroy_unless_busy(&self, may_be: impl Fn() -> bool) -> Result {
-        if self.gone.xchg(1, kernel::sync::atomic::Full) != 0 {
-            return Ok(());
-        }
-        let ended = self.hw.execute_on(self.destroy, self.number);
-        self.part(ended, may_be)
-    }
-
-    /// Releases a tag that nothing can be in the way of. Where the device shows its turns this does not wait
-    /// for it. Sleeps.
-    ///
-    /// This always succeeds, as [`Self::destroy`].
-    pub(crate) fn release(&self) {
-        if self.gone.xchg(1, kernel::sync::atomic::Full) != 0 {
-            return;
-        }
-        let ended = match self.hw.release(self.destroy, self.number) {
-            // It does what is about one tag in order: should it still have to make it, it will.
-            Ok(Released::Unanswered) => return,
-            ended => ended.map(|_| ()),
-        };
-        let _ = self.part(ended, || false);
-    }
-
-    /// Does what follows from how the command ended that takes the object down.
-    fn part(&self, ended: Result, may_be: impl Fn() -> bool) -> Result {
-        // The device does what is about one object in order, so that this takes no time, unless it lost
-        // the command that was posted: then it is given up here.
-        let making = self.settle();
-        // Of a device that failed no other answer counts than that it has let go.
-        if !self.hw.is_dead() || (ended.is_ok() && making == Making::Made) {
-            match Parting::new(ended, making, may_be) {
-                Parting::Gone => return Ok(()),
-                Parting::Busy => {
-                    self.gone.store(0, Relaxed);
-                    return Err(EBUSY);
-                }
-                Parting::Disagreement => {
-                    // What the device would touch afterwards is anyone's guess.
-                    dev_err!(
-                        self.hw.pdev,
-                        "{:?} of {:#x} failed: {:?}\n",
-                        self.destroy,
-                        self.number,
-                        ended
-                    );
-                    self.hw.fail();
-                }
-            }
-        }
-        self.hw.ensure_stopped();
-        Ok(())
-    }
-}
-
-impl Drop for DeviceObject {
-    fn drop(&mut self) {
-        self.destroy();
-        if let Some(making) = &self.making {
-            self.hw.cqp.forget(&making.posted);
-        }
-    }
-}
-
 #[kunit_tests(ferrite_hardware)]
 mod tests {
     use super::*;
-    use crate::abi::CommandStatus;
 
     #[test]
     fn a_cause_is_what_it_was_noted_as() {
@@ -1232,62 +824,5 @@ mod tests {
             assert_eq!(Cause::from_number(cause.number()), Some(cause));
         }
         assert_eq!(Cause::from_number(0), None);
-    }
-
-    #[test]
-    fn what_was_never_made_need_not_be_found() {
-        let parting = |ended, making| Parting::new(ended, making, || false);
-        let failed = Making::Failed(ENOMEM);
-        for making in [Making::Made, failed, Making::Pending] {
-            assert_eq!(parting(Ok(()), making), Parting::Gone);
-            assert_eq!(parting(Err(EINVAL), making), Parting::Disagreement);
-        }
-        assert_eq!(parting(Err(ENOENT), failed), Parting::Gone);
-        for making in [Making::Made, Making::Pending] {
-            assert_eq!(parting(Err(ENOENT), making), Parting::Disagreement);
-        }
-    }
-
-    #[test]
-    fn only_what_may_be_in_use_is_busy() {
-        for making in [Making::Made, Making::Failed(EINVAL)] {
-            let parting = |may_be: bool| Parting::new(Err(EBUSY), making, || may_be);
-            assert_eq!(parting(true), Parting::Busy);
-            assert_eq!(parting(false), Parting::Disagreement);
-        }
-        // It is not asked where the device says otherwise.
-        let parting = Parting::new(Ok(()), Making::Made, || unreachable!());
-        assert_eq!(parting, Parting::Gone);
-    }
-
-    #[test]
-    fn what_the_driver_did_not_make_is_never_taken_for_its_own() {
-        for making in [Making::Failed(EEXIST), Making::Lost] {
-            for ended in [Ok(()), Err(ENOENT), Err(EBUSY)] {
-                let parting = Parting::new(ended, making, || true);
-                assert_eq!(parting, Parting::Disagreement);
-            }
-        }
-        assert!(is_disagreement(EEXIST));
-        // Of these the device has nothing, or no room for it.
-        for error in [EINVAL, ENOMEM, EFAULT, ENOENT, EBUSY, EIO] {
-            assert!(!is_disagreement(error));
-        }
-    }
-
-    #[test]
-    fn an_object_is_made_when_the_device_says_so() {
-        let answered = |status: CommandStatus| {
-            Making::new(Some(Outcome::Answered {
-                status: status.number().into(),
-                result: 0,
-            }))
-        };
-        assert_eq!(Making::new(None), Making::Pending);
-        assert_eq!(answered(CommandStatus::Ok), Making::Made);
-        assert_eq!(answered(CommandStatus::NoResource), Making::Failed(ENOMEM));
-        assert_eq!(answered(CommandStatus::Exists), Making::Failed(EEXIST));
-        // What the device failed to say is no failure that it told of.
-        assert_eq!(Making::new(Some(Outcome::Lost)), Making::Lost);
     }
 }

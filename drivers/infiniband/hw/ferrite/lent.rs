@@ -8,13 +8,18 @@
 
 use crate::kernel_ext::memory;
 use core::{
-    mem::ManuallyDrop,
-    ops::Deref, //
+    mem::{
+        self,
+        ManuallyDrop, //
+    },
+    ops::Deref,
 };
 use kernel::{
+    dma::Coherent,
     io::poll::read_poll_timeout,
     new_mutex,
     prelude::*,
+    ptr::KnownSize,
     sync::{
         atomic::{
             Acquire,
@@ -282,19 +287,31 @@ impl Stopper {
     }
 }
 
+/// What can be left to a device for ever.
+pub(crate) trait Leak {
+    /// Leaves it: no memory of it is ever freed, and nobody waits for that.
+    fn leak(self);
+}
+
+impl<T: KnownSize + ?Sized> Leak for Coherent<T> {
+    fn leak(self) {
+        mem::forget(self);
+    }
+}
+
 /// Memory that the device is told of: dropping it frees it, unless the device is
 /// [`Reach::Unstoppable`].
 ///
 /// Whoever drops it has made sure before that the device let go or was stopped. Whoever makes it
 /// finds out afterwards whether the device failed, and does not tell it then, as the control queue
 /// does.
-pub(crate) struct Lent<T> {
+pub(crate) struct Lent<T: Leak> {
     memory: ManuallyDrop<T>,
     /// None where the device had failed before: it is never told of the memory.
     reach: Option<Arc<DeviceReach>>,
 }
 
-impl<T> Lent<T> {
+impl<T: Leak> Lent<T> {
     /// Lends `memory` to a device.
     pub(crate) fn new(reach: &Arc<DeviceReach>, memory: T) -> Self {
         Self {
@@ -304,7 +321,7 @@ impl<T> Lent<T> {
     }
 }
 
-impl<T> Deref for Lent<T> {
+impl<T: Leak> Deref for Lent<T> {
     type Target = T;
 
     #[inline]
@@ -313,12 +330,13 @@ impl<T> Deref for Lent<T> {
     }
 }
 
-impl<T> Drop for Lent<T> {
+impl<T: Leak> Drop for Lent<T> {
     fn drop(&mut self) {
-        let reach = self.reach.as_ref().map(|reach| reach.get());
-        if reach != Some(Reach::Unstoppable) {
-            // SAFETY: The memory is dropped here and nowhere else.
-            unsafe { ManuallyDrop::drop(&mut self.memory) };
+        // SAFETY: The memory is taken here and nowhere else.
+        let memory = unsafe { ManuallyDrop::take(&mut self.memory) };
+        match self.reach.as_ref().map(|reach| reach.get()) {
+            Some(Reach::Unstoppable) => memory.leak(),
+            _ => drop(memory),
         }
     }
 }
@@ -641,6 +659,12 @@ mod tests {
     impl Drop for Noted<'_> {
         fn drop(&mut self) {
             self.0.set(true);
+        }
+    }
+
+    impl Leak for Noted<'_> {
+        fn leak(self) {
+            mem::forget(self);
         }
     }
 

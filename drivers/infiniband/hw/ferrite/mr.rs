@@ -15,17 +15,20 @@ use crate::{
         UverbsMrRequest,
         ATT_TABLE_ENTRIES, //
     },
-    device::Ferrite,
-    dm::Piece,
-    hardware::{
+    commands::{
         DeviceObject,
         Making, //
     },
+    device::Ferrite,
+    dm::Piece,
     kernel_ext::{
         errno,
         random, //
     },
-    lent::Lent,
+    lent::{
+        Leak,
+        Lent, //
+    },
     named::Named,
     odp::OnDemand,
     rdma::{
@@ -53,6 +56,7 @@ use crate::{
         TakenTag, //
     },
 };
+use core::mem;
 use kernel::{
     dma::Coherent,
     new_mutex,
@@ -76,6 +80,14 @@ struct Described {
     umem: Umem,
     /// Tells it from others, to who looks: zero until somebody does.
     number: Atomic<u64>,
+}
+
+impl Leak for Described {
+    fn leak(self) {
+        // Who removes the device does not wait for memory that is never given back.
+        self.umem.leak();
+        mem::forget(self.att);
+    }
 }
 
 /// How many bits of a number those keep who read it in JSON.
@@ -262,6 +274,12 @@ struct FrwrTables {
     root: Option<Coherent<[u64]>>,
     /// How many pages there is room for.
     pages: u32,
+}
+
+impl Leak for FrwrTables {
+    fn leak(self) {
+        mem::forget(self);
+    }
 }
 
 /// The lengths of the tables that `pages` pages take.

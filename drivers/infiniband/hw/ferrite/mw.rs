@@ -8,8 +8,8 @@ use crate::{
         AllocateTag,
         TagKind, //
     },
+    commands::DeviceObject,
     device::Ferrite,
-    hardware::DeviceObject,
     kernel_ext::errno,
     rdma::{
         kind,

@@ -20,6 +20,7 @@ use crate::{
     handler::Interrupts,
     hardware::Hardware,
     kernel_ext::{
+        bound_work::Opened,
         cpu_hotplug::State,
         pci as pci_ext,
         pci::{
@@ -143,6 +144,7 @@ pub(crate) struct Life {
     hw: Arc<Hardware>,
     _started: Started,
     _interrupts: Interrupts,
+    _growth: Devres<Opened<Hardware>>,
     _noted: Noted,
     layout: Layout,
 }
@@ -219,6 +221,7 @@ impl Life {
         let hw = Arc::pin_init(hw, GFP_KERNEL)?;
         // Not before it was reset: who knows what it was told by another driver.
         let noted = Noted::new(pdev, recovery, &hw)?;
+        let growth = hw.growth.open(pdev.as_ref())?;
         hw.set_link(identity.link_up);
         let has_table = identity.features & abi::FEATURE_VECTOR_MAP != 0;
         let layout = recovery.layout_of_life(has_table);
@@ -277,6 +280,7 @@ impl Life {
             hw,
             _started: started,
             _interrupts: interrupts,
+            _growth: growth,
             _noted: noted,
             layout,
         })
@@ -320,9 +324,7 @@ impl pci::Driver for FerriteDriver {
         let bound = BoundDevice {
             recovery: Recovery::new(pdev, registers)?,
         };
-        // SAFETY: `bound` calls `close` when it is dropped: here, where this fails, or as the data of this
-        // driver, which the driver core drops before it releases what is managed.
-        unsafe { bound.recovery.open(pdev)? };
+        bound.recovery.open(pdev)?;
         Ok(bound)
     }
 }

@@ -15,6 +15,7 @@ use crate::{
     device::Ferrite,
     dma_types::Counters,
     hardware::Hardware,
+    kernel_ext::pci as pci_ext,
     qp_counters,
     rdma::{
         Device,
@@ -406,7 +407,11 @@ impl NetdevOps for Ferrite {
         netdev.is_hardware()
             && match beside(&dev.identity) {
                 Beside::Mac(mac) => netdev.has_permanent_mac(&mac),
-                Beside::Function(function) => dev.is_of_function(rtnl, netdev, function),
+                Beside::Function(function) => {
+                    netdev.is_ethernet()
+                        && pci_ext::beside(&dev.hw.pdev, function)
+                            .is_some_and(|other| netdev.is_of(rtnl, other.as_ref()))
+                }
             }
     }
 

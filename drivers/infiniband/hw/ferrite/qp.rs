@@ -30,13 +30,13 @@ use crate::{
         UverbsQpRequest,
         UverbsQpResponse, //
     },
+    commands::DeviceObject,
     cq::FerriteCq,
     cqp::object,
     device::{
         told_to_kernel,
         Ferrite, //
     },
-    hardware::DeviceObject,
     kernel_ext::errno,
     numbers::Number,
     port::DEVICE_PORT,

@@ -15,7 +15,7 @@ use crate::{
     },
     bars::Doorbells,
     device::Ferrite,
-    kernel_ext::table::IrqTable,
+    kernel_ext::table::IrqXArray,
     lent::Lent,
     mr::PinnedMemory,
     rdma::{
@@ -64,7 +64,7 @@ impl Extent {
 
 /// What the device is told of where a queue is.
 #[derive(Clone, Copy)]
-pub(crate) struct Place {
+pub(crate) struct QueuePlace {
     pub(crate) buffer: Buffer,
     /// The page that its doorbells are rung on.
     pub(crate) doorbell_page: u32,
@@ -87,7 +87,7 @@ impl<K> QueueMemory<K> {
         dev: &Device<Ferrite>,
         udata: &Udata<'_, Ferrite>,
         extent: Extent,
-    ) -> Result<(Self, Place)> {
+    ) -> Result<(Self, QueuePlace)> {
         let doorbell_page = udata.context().ok_or(EINVAL)?.doorbell_page();
         let memory = extent.pin(dev)?;
         let buffer = memory.buffer();
@@ -95,7 +95,7 @@ impl<K> QueueMemory<K> {
             new_mutex!(memory, "ferrite_queue_memory"),
             GFP_KERNEL_ACCOUNT,
         )?;
-        let place = Place {
+        let place = QueuePlace {
             buffer,
             doorbell_page,
         };
@@ -107,21 +107,21 @@ impl<K> QueueMemory<K> {
         dev: &Device<Ferrite>,
         blocks: usize,
         init: impl FnOnce(Lent<KernelBlocks>) -> I,
-    ) -> Result<(Self, Place)> {
+    ) -> Result<(Self, QueuePlace)> {
         let (memory, place) = Self::blocks(dev, blocks)?;
         let kernel = KBox::pin_init(init(memory), GFP_KERNEL)?;
         Ok((Self::Kernel(kernel), place))
     }
 
     /// So many blocks of zeroes that nobody posts to.
-    pub(crate) fn of_nobody(dev: &Device<Ferrite>, blocks: usize) -> Result<(Self, Place)> {
+    pub(crate) fn of_nobody(dev: &Device<Ferrite>, blocks: usize) -> Result<(Self, QueuePlace)> {
         let (memory, place) = Self::blocks(dev, blocks)?;
         Ok((Self::Nobody { _memory: memory }, place))
     }
 
-    fn blocks(dev: &Device<Ferrite>, blocks: usize) -> Result<(Lent<KernelBlocks>, Place)> {
+    fn blocks(dev: &Device<Ferrite>, blocks: usize) -> Result<(Lent<KernelBlocks>, QueuePlace)> {
         let memory = Lent::new(&dev.hw.reach, KernelBlocks::new(dev.parent(), blocks)?);
-        let place = Place {
+        let place = QueuePlace {
             buffer: memory.buffer(),
             doorbell_page: Doorbells::KERNEL_PAGE,
         };
@@ -158,7 +158,7 @@ impl<K> QueueMemory<K> {
 
 /// Lets events find a queue by its number, and then answers who made it. Where that fails, they find it no more.
 pub(crate) fn announce<R: ForeignOwnable>(
-    table: &IrqTable<R>,
+    table: &IrqXArray<R>,
     number: u32,
     queue: R,
     answer: impl FnOnce() -> Result,
@@ -173,7 +173,7 @@ pub(crate) fn announce<R: ForeignOwnable>(
 #[kunit_tests(ferrite_queue)]
 mod tests {
     use super::*;
-    use crate::kernel_ext::table::new_irq_table;
+    use crate::kernel_ext::table::new_irq_xarray;
     use kernel::sync::Arc;
 
     #[test]
@@ -197,8 +197,8 @@ mod tests {
 
     #[test]
     fn a_queue_whose_maker_gets_no_answer_is_found_by_nobody() -> Result {
-        let table: Pin<KBox<IrqTable<Arc<u32>>>> =
-            KBox::pin_init(new_irq_table!("ferrite_queue_test"), GFP_KERNEL)?;
+        let table: Pin<KBox<IrqXArray<Arc<u32>>>> =
+            KBox::pin_init(new_irq_xarray!("ferrite_queue_test"), GFP_KERNEL)?;
         let (one, other) = (Arc::new(1, GFP_KERNEL)?, Arc::new(2, GFP_KERNEL)?);
         let found = |number| table.with(number, |queue| *queue);
         let announce = |queue: &Arc<u32>, answer: &dyn Fn() -> Result| {

@@ -23,6 +23,11 @@ use crate::{
         Hardware, //
     },
     kernel_ext::{
+        bound_work::{
+            BoundWork,
+            BoundWorkItem,
+            Opened, //
+        },
         devlink::{
             Devlink,
             Diagnosis,
@@ -38,15 +43,7 @@ use crate::{
             Config,
             ConfigLock, //
         },
-        spinlock::{
-            new_irq_spinlock,
-            IrqSpinLock, //
-        },
-        workqueue::{
-            flush_delayed,
-            hasten,
-            OwnedQueue, //
-        },
+        workqueue::OwnedQueue,
     },
     lent::Reach,
     parting,
@@ -62,8 +59,12 @@ use crate::{
 };
 use core::num::NonZero;
 use kernel::{
-    device::Bound,
-    impl_has_delayed_work, new_condvar, new_delayed_work, new_mutex, pci,
+    device::{
+        Bound,
+        Device, //
+    },
+    devres::Devres,
+    new_condvar, new_delayed_work, new_mutex, pci,
     prelude::*,
     str::CString,
     sync::{
@@ -80,13 +81,6 @@ use kernel::{
         Delta,
         Instant,
         Monotonic, //
-    },
-    workqueue::{
-        impl_has_work,
-        new_work,
-        DelayedWork,
-        Work,
-        WorkItem, //
     },
 };
 
@@ -676,18 +670,15 @@ pub(crate) struct Recovery {
     registers: Arc<Registers>,
     /// When this was made: what [`Plan`] counts from.
     epoch: Instant<Monotonic>,
-    /// Where `work` runs: not where a [`Hardware`] has its own, which are flushed in the course of it.
-    queue: OwnedQueue,
+    /// Does what is to be done. Queued also when the device fails, in an interrupt; not where a [`Hardware`] has its
+    /// own work, which is flushed in the course of it.
+    work: Arc<BoundWork<Recovery>>,
+    /// Tells devlink what is new. Queued by `work` alone, which does not wait for it, nor does who asks for an
+    /// attempt, whom it may wait for.
+    talk: Arc<BoundWork<Recovery, TALK>>,
+    /// Both may be queued until this is taken out, as the driver lets go.
     #[pin]
-    work: DelayedWork<Recovery>,
-    /// Where `talk` runs: `work` does not wait for it, nor who asks for an attempt, whom it may wait for.
-    talk_queue: OwnedQueue,
-    /// Tells devlink what is new. Queued by `work` alone.
-    #[pin]
-    talk: Work<Recovery, TALK>,
-    /// Whether `work` may be queued. It can be when the device fails, in an interrupt.
-    #[pin]
-    open: IrqSpinLock<bool>,
+    opened: Mutex<Option<OpenedWork>>,
     #[pin]
     lives: Mutex<Lives>,
     #[pin]
@@ -710,15 +701,13 @@ pub(crate) struct Recovery {
     versions: Mutex<Option<Versions>>,
     /// Taken out when the driver lets go.
     #[pin]
-    devlink: Mutex<Option<Devlink<Recovery>>>,
+    devlink: Mutex<Option<Devres<Devlink<Recovery>>>>,
 }
 
-impl_has_work! {
-    impl HasWork<Self, TALK> for Recovery { self.talk }
-}
-
-impl_has_delayed_work! {
-    impl HasDelayedWork<Self> for Recovery { self.work }
+/// Dropped in order: what the first one queues the second one does.
+struct OpenedWork {
+    _work: Devres<Opened<Recovery>>,
+    _talk: Devres<Opened<Recovery, TALK>>,
 }
 
 impl Recovery {
@@ -727,11 +716,17 @@ impl Recovery {
         let init = try_pin_init!(Self {
             registers: Arc::new(registers, GFP_KERNEL)?,
             epoch: Instant::now(),
-            queue: OwnedQueue::for_long_work(c"ferrite_recovery")?,
-            work <- new_delayed_work!("ferrite_recovery"),
-            talk_queue: OwnedQueue::for_long_work(c"ferrite_devlink")?,
-            talk <- new_work!("ferrite_devlink"),
-            open <- new_irq_spinlock!(false, "ferrite_recovery_open"),
+            work: BoundWork::new(
+                pdev.as_ref(),
+                OwnedQueue::for_long_work(c"ferrite_recovery")?,
+                new_delayed_work!("ferrite_recovery"),
+            )?,
+            talk: BoundWork::new(
+                pdev.as_ref(),
+                OwnedQueue::for_long_work(c"ferrite_devlink")?,
+                new_delayed_work!("ferrite_devlink"),
+            )?,
+            opened <- new_mutex!(None, "ferrite_recovery_opened"),
             lives <- new_mutex!(
                 Lives {
                     life: None,
@@ -765,13 +760,8 @@ impl Recovery {
         Arc::pin_init(init, GFP_KERNEL)
     }
 
-    /// Begins the first life, on which everything depends, and watches over it. Sleeps.
-    ///
-    /// # Safety
-    ///
-    /// Whether or not this succeeds, [`Self::close`] is called before the driver core releases what is managed
-    /// for `pdev`: when what the driver has bound to it is dropped.
-    pub(crate) unsafe fn open(self: &Arc<Self>, pdev: &pci::Device<Bound>) -> Result {
+    /// Begins the first life, on which everything depends, and watches over it, until [`Self::close`]. Sleeps.
+    pub(crate) fn open(self: &Arc<Self>, pdev: &pci::Device<Bound>) -> Result {
         {
             let mut lives = self.lives.lock();
             let life = Life::begin(pdev, self, &mut lives.kept);
@@ -785,10 +775,14 @@ impl Recovery {
             // The first life is no recovery.
             exchange.counted = 1;
         }
-        // SAFETY: The caller has `close` called before the device is unbound, which drops it.
-        let devlink = unsafe { Devlink::register(pdev.as_ref(), self.clone())? };
+        let devlink = Devlink::register(pdev.as_ref(), self.clone())?;
         *self.devlink.lock() = Some(devlink);
-        *self.open.lock() = true;
+        let talk = self.talk.open(pdev.as_ref())?;
+        let work = self.work.open(pdev.as_ref())?;
+        *self.opened.lock() = Some(OpenedWork {
+            _work: work,
+            _talk: talk,
+        });
         // It may have failed before anybody was there to see it.
         self.wake();
         Ok(())
@@ -796,15 +790,12 @@ impl Recovery {
 
     /// Ends the present life, and sees to it that there is no other. Sleeps.
     pub(crate) fn close(self: &Arc<Self>) {
-        *self.open.lock() = false;
         // Who asked for an attempt has devlink locked: he goes first.
         self.exchange.lock().closed = true;
         self.answered.notify_all();
-        // Nobody queues it from now on, as that is done with the lock held. Where it waits for its time it
-        // runs now, and does nothing.
-        flush_delayed(self);
-        // Nobody queues this any more, as that one did.
-        self.talk_queue.flush();
+        let opened = self.opened.lock().take();
+        // What is being done is waited for, and nothing is done after this.
+        drop(opened);
         let devlink = self.devlink.lock().take();
         // Nobody asks for anything by devlink after this.
         drop(devlink);
@@ -838,24 +829,15 @@ impl Recovery {
 
     /// Has it looked whether the device works. May be called from any context.
     pub(crate) fn wake(self: &Arc<Self>) {
-        let open = self.open.lock();
-        if *open {
-            // Also where it waits for its time.
-            hasten::<_, 0>(&self.queue, self.clone());
-        }
+        // Also where it waits for its time.
+        self.work.queue(self);
     }
 
     /// The same after so many milliseconds, or sooner.
     fn look_after(self: &Arc<Self>, wait: u32) {
-        let open = self.open.lock();
-        if *open {
-            // Where it is queued already that was done by `wake`, while it runs. It is not to come later for
-            // this: when it runs it sees how long it has to wait.
-            drop(
-                self.queue
-                    .enqueue_delayed::<_, 0>(self.clone(), msecs_to_jiffies(wait)),
-            );
-        }
+        // Where it is queued already that was done by `wake`, while it runs. It is not to come later for this: when it
+        // runs it sees how long it has to wait.
+        self.work.queue_after(self, msecs_to_jiffies(wait));
     }
 
     fn now(&self) -> u64 {
@@ -979,7 +961,7 @@ impl Recovery {
 
     /// Ends the life of a device that failed or is to have another layout, and begins one, unless nothing stopped
     /// it and nobody `asked` for that. Sleeps.
-    fn attempt(self: &Arc<Self>, asked: bool) -> (Outcome, Result) {
+    fn attempt(self: &Arc<Self>, pdev: &pci::Device<Bound>, asked: bool) -> (Outcome, Result) {
         // Without the lock: its life does not end meanwhile, that is done here, or after this was waited for.
         if let Some(hw) = self.hardware().filter(|hw| hw.is_dead()) {
             self.see_off(&hw);
@@ -1006,9 +988,6 @@ impl Recovery {
             // Not before users have let go: of a reset that is over by now nothing is left.
             current.attempts();
         }
-        // SAFETY: Only the work item calls this, and what the driver has bound to the function waits for that
-        // when it is dropped, as who called `open` vouches: by `close`, after which it is not queued.
-        let pdev = unsafe { pci_ext::assume_bound(&self.pdev) };
         let life = Life::begin(pdev, self, &mut lives.kept);
         self.note(&life);
         match life {
@@ -1083,8 +1062,7 @@ impl Recovery {
 
     /// Has devlink told what is new.
     fn tell(self: &Arc<Self>) {
-        // Where it is queued already it has yet to look.
-        drop(self.talk_queue.enqueue::<_, TALK>(self.clone()));
+        self.talk.queue(self);
     }
 
     /// Has who uses a device that works let go of it, as where it fails: they come back to the next one, which
@@ -1104,7 +1082,12 @@ impl Recovery {
 
     /// Tries, because somebody asked that question or because it is time; `renewal` where the device worked, was
     /// [let go of](Self::let_go) and is to have another layout. Gives what is to be done then.
-    fn try_again(self: &Arc<Self>, question: Option<u64>, renewal: bool) -> Step {
+    fn try_again(
+        self: &Arc<Self>,
+        pdev: &pci::Device<Bound>,
+        question: Option<u64>,
+        renewal: bool,
+    ) -> Step {
         self.counts.lock().trying = true;
         let layout = self.spreading.lock().layout;
         if self.current.lock().held {
@@ -1116,7 +1099,7 @@ impl Recovery {
             }
             return Step::Nothing;
         }
-        let (outcome, result) = self.attempt(question.is_some());
+        let (outcome, result) = self.attempt(pdev, question.is_some());
         self.counts.lock().trying = false;
         match result {
             Ok(()) if renewal => dev_info!(self.pdev, "device has another vector map\n"),
@@ -1159,9 +1142,15 @@ impl Recovery {
     }
 
     /// Does what is to be done. Sleeps.
-    fn act(self: &Arc<Self>, step: Step, question: Option<u64>, renewal: bool) {
+    fn act(
+        self: &Arc<Self>,
+        pdev: &pci::Device<Bound>,
+        step: Step,
+        question: Option<u64>,
+        renewal: bool,
+    ) {
         let step = match step {
-            Step::Attempt => self.try_again(question, renewal),
+            Step::Attempt => self.try_again(pdev, question, renewal),
             step => step,
         };
         match step {
@@ -1197,15 +1186,12 @@ fn refusal(outcome: Outcome, taken_back: bool, error: Error) -> Refusal {
     }
 }
 
-impl WorkItem for Recovery {
-    type Pointer = Arc<Self>;
-
-    fn run(this: Arc<Self>) {
-        // Not held while it is looked whether the device works, which sleeps.
-        let open = *this.open.lock();
-        if !open {
+impl BoundWorkItem for Recovery {
+    fn run(this: Arc<Self>, dev: &Device<Bound>) {
+        // It was opened for that of a PCI function.
+        let Ok(pdev) = <&pci::Device<Bound>>::try_from(dev) else {
             return;
-        }
+        };
         let (question, verdict) = {
             let mut exchange = this.exchange.lock();
             exchange.take()
@@ -1215,7 +1201,7 @@ impl WorkItem for Recovery {
                 this.counts.lock().trying = true;
                 if this.let_go() {
                     let step = this.plan.lock().step(true, None, this.now());
-                    this.act(step, question, true);
+                    this.act(pdev, step, question, true);
                     return;
                 }
                 // That is a failure like others.
@@ -1242,16 +1228,14 @@ impl WorkItem for Recovery {
             this.exchange.lock().fails();
             this.tell();
         }
-        this.act(step, question, false);
+        this.act(pdev, step, question, false);
     }
 }
 
-impl WorkItem<TALK> for Recovery {
-    type Pointer = Arc<Self>;
-
-    fn run(this: Arc<Self>) {
+impl BoundWorkItem<TALK> for Recovery {
+    fn run(this: Arc<Self>, dev: &Device<Bound>) {
         let devlink = this.devlink.lock();
-        let Some(devlink) = &*devlink else {
+        let Some(Ok(devlink)) = devlink.as_ref().map(|devlink| devlink.access(dev)) else {
             return;
         };
         let mut report = None;

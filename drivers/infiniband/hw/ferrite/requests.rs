@@ -303,7 +303,7 @@ pub(crate) enum Telling {
 }
 
 /// The control ring, the memory for replies, and the doorbell.
-pub(crate) trait Ring {
+pub(crate) trait CommandRing {
     /// Writes an entry.
     fn write(&self, at: usize, entry: &CommandEntry) -> Result;
     /// Where the device puts the reply to the command in a slot.
@@ -318,7 +318,7 @@ pub(crate) trait Ring {
 }
 
 /// Requests of a user that wait, in the order they came.
-struct Queue {
+struct Waiting {
     user: u64,
     first: Option<ScopedRef<Request>>,
     last: Option<ScopedRef<Request>>,
@@ -327,7 +327,7 @@ struct Queue {
 
 /// Requests of one class that wait: users in turn.
 struct Turns {
-    queues: KVec<Queue>,
+    queues: KVec<Waiting>,
     /// Which queues are not empty.
     used: u64,
     /// The queue whose turn it is.
@@ -338,7 +338,7 @@ impl Turns {
     fn new() -> Result<Self> {
         let mut queues = KVec::with_capacity(QUEUES, GFP_KERNEL)?;
         for _ in 0..QUEUES {
-            let queue = Queue {
+            let queue = Waiting {
                 user: 0,
                 first: None,
                 last: None,
@@ -636,7 +636,7 @@ impl State {
     }
 
     /// Writes a request to the ring, for which there is a slot. The device is not told yet.
-    fn put(&mut self, request: ScopedRef<Request>, ring: &impl Ring) {
+    fn put(&mut self, request: ScopedRef<Request>, ring: &impl CommandRing) {
         let (index, cookie) = self.next_slot();
         let place = self.place();
         let entry = &mut request.progress.access_mut(self).entry;
@@ -680,19 +680,19 @@ impl State {
 
     /// Tells the device of the entries in the ring. The lock is held, so that nobody has what a command
     /// makes before the device can know of it.
-    fn tell(&mut self, ring: &impl Ring) {
+    fn tell(&mut self, ring: &impl CommandRing) {
         ring.store_producer(self.producer);
         self.ring(ring);
     }
 
     /// Rings the doorbell for all that stands in the ring.
-    fn ring(&mut self, ring: &impl Ring) {
+    fn ring(&mut self, ring: &impl CommandRing) {
         ring.ring_doorbell(self.producer);
         self.told = self.producer;
     }
 
     /// Puts those who wait in the ring, as far as there are slots.
-    fn put_waiting(&mut self, ring: &impl Ring) {
+    fn put_waiting(&mut self, ring: &impl CommandRing) {
         if self.closed {
             return;
         }
@@ -732,7 +732,11 @@ impl Requests {
 
     /// Puts a request in the ring, or has it wait for that. Returns whether it is in the ring; `EIO` if
     /// the requests were closed.
-    pub(crate) fn submit(&self, request: Pin<&Scoped<Request>>, ring: &impl Ring) -> Result<bool> {
+    pub(crate) fn submit(
+        &self,
+        request: Pin<&Scoped<Request>>,
+        ring: &impl CommandRing,
+    ) -> Result<bool> {
         let mut state = self.state.lock();
         if state.closed {
             return Err(EIO);
@@ -751,7 +755,11 @@ impl Requests {
 
     /// The same, but `EAGAIN` where it would have to wait: for a slot, or for the device to end a long
     /// command.
-    pub(crate) fn submit_now(&self, request: Pin<&Scoped<Request>>, ring: &impl Ring) -> Result {
+    pub(crate) fn submit_now(
+        &self,
+        request: Pin<&Scoped<Request>>,
+        ring: &impl CommandRing,
+    ) -> Result {
         let mut state = self.state.lock();
         if state.closed {
             return Err(EIO);
@@ -776,7 +784,7 @@ impl Requests {
         (what, number): (PostedFor, u32),
         entry: &mut CommandEntry,
         telling: Telling,
-        ring: &impl Ring,
+        ring: &impl CommandRing,
     ) -> Result<Posted> {
         let mut state = self.state.lock();
         if state.closed {
@@ -814,7 +822,7 @@ impl Requests {
     }
 
     /// Rings the doorbell, if there are commands that the device was told of by the record alone.
-    pub(crate) fn ring_for_posted(&self, ring: &impl Ring) {
+    pub(crate) fn ring_for_posted(&self, ring: &impl CommandRing) {
         let mut state = self.state.lock();
         if !state.closed && state.told != state.producer {
             state.ring(ring);
@@ -865,7 +873,7 @@ impl Requests {
         cookie: u32,
         status: u32,
         result: u64,
-        ring: &impl Ring,
+        ring: &impl CommandRing,
     ) -> Option<Answered> {
         let mut state = self.state.lock();
         let index = slot_of(cookie);
@@ -899,7 +907,7 @@ impl Requests {
     }
 
     /// Puts those who wait in the ring, as far as there are slots. May be called from any context.
-    pub(crate) fn put_waiting(&self, ring: &impl Ring) {
+    pub(crate) fn put_waiting(&self, ring: &impl CommandRing) {
         self.state.lock().put_waiting(ring);
     }
 
@@ -1019,7 +1027,7 @@ pub(crate) mod stage {
         pub(crate) reply: Cell<u8>,
     }
 
-    impl Ring for Memory {
+    impl CommandRing for Memory {
         fn write(&self, at: usize, entry: &CommandEntry) -> Result {
             let mut given = self.given.borrow_mut();
             assert_eq!(at, given.len() % ENTRIES);

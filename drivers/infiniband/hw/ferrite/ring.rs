@@ -11,6 +11,7 @@ use crate::{
         BLOCK_SIZE, //
     },
     dma_types::Block,
+    lent::Leak,
     tpt::Att,
 };
 use kernel::{
@@ -39,6 +40,12 @@ pub(crate) struct KernelBlocks {
     // Before the pieces that it leads to.
     att: Att,
     pieces: KVVec<Coherent<[Block]>>,
+}
+
+impl Leak for KernelBlocks {
+    fn leak(self) {
+        core::mem::forget(self);
+    }
 }
 
 impl KernelBlocks {

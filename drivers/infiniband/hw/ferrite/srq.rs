@@ -18,9 +18,9 @@ use crate::{
         UverbsSrqResponse,
         BLOCK_SIZE, //
     },
+    commands::DeviceObject,
     cqp::object,
     device::Ferrite,
-    hardware::DeviceObject,
     kernel_ext::{
         barrier::dma_wmb,
         errno,
@@ -34,8 +34,8 @@ use crate::{
     queue::{
         announce,
         Extent,
-        Place,
         QueueMemory, //
+        QueuePlace,
     },
     rdma::{
         kind,
@@ -81,7 +81,7 @@ struct Slot {
 }
 
 /// The receives of a shared queue.
-pub(crate) struct Slots {
+pub(crate) struct SrqSlots {
     slots: KVVec<Slot>,
     free: u32,
     /// Receives posted, free-running.
@@ -90,7 +90,7 @@ pub(crate) struct Slots {
     taken: u32,
 }
 
-impl Slots {
+impl SrqSlots {
     fn new(entries: usize) -> Result<Self> {
         let mut slots = KVVec::with_capacity(entries, GFP_KERNEL)?;
         for index in 0..entries {
@@ -123,7 +123,7 @@ impl Slots {
         (self.free != NONE).then_some((self.free, place))
     }
 
-    /// Takes what [`Slots::peek`] returned.
+    /// Takes what [`SrqSlots::peek`] returned.
     fn push(&mut self, id: u64) {
         let (free, place) = (self.free, self.producer);
         if let Some(slot) = self.slots.get_mut(free as usize) {
@@ -168,7 +168,7 @@ struct KernelRing {
     /// Blocks of the ring.
     record: usize,
     #[pin]
-    slots: IrqSpinLock<Slots>,
+    slots: IrqSpinLock<SrqSlots>,
 }
 
 impl KernelRing {
@@ -429,7 +429,7 @@ impl SrqOps for Ferrite {
 fn kernel_ring(
     dev: &Device<Ferrite>,
     geometry: &Geometry,
-) -> Result<(QueueMemory<KernelRing>, Place)> {
+) -> Result<(QueueMemory<KernelRing>, QueuePlace)> {
     let record = geometry.record_offset as usize / BLOCK_SIZE;
     let stride = (1 << geometry.log_stride) / BLOCK_SIZE;
     let entries = 1 << geometry.log_entries;
@@ -438,7 +438,7 @@ fn kernel_ring(
             memory,
             stride,
             record,
-            slots <- new_irq_spinlock!(Slots::new(entries)?, "ferrite_srq"),
+            slots <- new_irq_spinlock!(SrqSlots::new(entries)?, "ferrite_srq"),
         }? Error)
     })
 }
@@ -467,7 +467,7 @@ mod tests {
 
     #[test]
     fn receives_complete_in_any_order_and_once() -> Result {
-        let mut slots = Slots::new(4)?;
+        let mut slots = SrqSlots::new(4)?;
         for id in 10..14 {
             assert!(slots.peek().is_some());
             slots.push(id);
@@ -482,7 +482,7 @@ mod tests {
 
     #[test]
     fn a_receive_that_takes_long_holds_its_slot_but_not_the_ring() -> Result {
-        let mut slots = Slots::new(4)?;
+        let mut slots = SrqSlots::new(4)?;
         for id in 0..4 {
             slots.push(id);
         }
@@ -502,7 +502,7 @@ mod tests {
 
     #[test]
     fn the_ring_is_full_when_its_places_are_not_known_to_be_taken() -> Result {
-        let mut slots = Slots::new(2)?;
+        let mut slots = SrqSlots::new(2)?;
         slots.push(1);
         slots.push(2);
         assert!(slots.peek().is_none());

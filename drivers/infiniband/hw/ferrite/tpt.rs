@@ -14,8 +14,8 @@ use crate::{
         ATT_MAX_ROOT_ENTRIES,
         ATT_TABLE_ENTRIES, //
     },
+    commands::DeviceObject,
     device::Ferrite,
-    hardware::DeviceObject,
     kernel_ext::random,
     numbers::{
         NumberPool,

@@ -334,14 +334,16 @@ F:	samples/rust/rdma_*/
         subject: "RDMA/rust: Add synchronisation that the kernel crate lacks",
         body: "\
 Completions with a timeout, spinlocks that keep interrupts off,
-workqueues of one's own, tables that interrupt handlers may look into,
-barriers against devices, waiting for readers of RCU, and values on a
-stack that others refer to for a while.
+workqueues of one's own, work that is done while a device is bound,
+tables that interrupt handlers may look into, barriers against devices,
+waiting for readers of RCU, and values on a stack that others refer to
+for a while.
 
 Each file names the one of rust/kernel that it is meant for.
 ",
         files: &[
             "rust/kernel_ext/barrier.rs",
+            "rust/kernel_ext/bound_work.rs",
             "rust/kernel_ext/completion.rs",
             "rust/kernel_ext/errno.rs",
             "rust/kernel_ext/mod.rs",
@@ -486,9 +488,10 @@ Where datagrams go. They are made and ended where nobody may sleep, too.
         subject: "RDMA/rust: Add pinned memory of processes",
         body: "\
 Memory of a process, or of a DMA buffer, that is pinned and mapped for a
-device until the value that stands for it is dropped.
+device until the value that stands for it is dropped. Who frees the
+device waits for that.
 ",
-        files: &["rust/rdma/umem.rs"],
+        files: &["rust/rdma/hold.rs", "rust/rdma/umem.rs"],
         edits: &[],
     },
     Step {
@@ -681,7 +684,10 @@ Objects that a command makes are ended by another one when they are
 dropped, on a device that has failed, too. Events find their object
 here.
 ",
-        files: &["drivers/infiniband/hw/ferrite/hardware.rs"],
+        files: &[
+            "drivers/infiniband/hw/ferrite/commands.rs",
+            "drivers/infiniband/hw/ferrite/hardware.rs",
+        ],
         edits: &[],
     },
     Step {

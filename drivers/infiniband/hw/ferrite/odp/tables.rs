@@ -17,8 +17,8 @@ use crate::{
     kernel_ext::{
         memcg::MemoryGroup,
         table::{
-            new_irq_table,
-            IrqTable, //
+            new_irq_xarray,
+            IrqXArray, //
         },
     },
     lent::{
@@ -220,7 +220,7 @@ pub(super) struct OdpTables {
     pub(super) account: Account,
     /// All tables, by [`table_key`]. Those of level 0 hold pages.
     #[pin]
-    tables: IrqTable<Arc<OdpTable>>,
+    tables: IrqXArray<Arc<OdpTable>>,
     /// How many there are. Locked while tables are made or given back, never where pages are told
     /// or taken back.
     #[pin]
@@ -250,7 +250,7 @@ impl OdpTables {
                 levels,
                 payer: MemoryGroup::of_current(),
                 account,
-                tables <- new_irq_table!("ferrite_odp_tables"),
+                tables <- new_irq_xarray!("ferrite_odp_tables"),
                 count <- new_mutex!(1, "ferrite_page_tables"),
                 unused: UnusedParts::new(),
                 faults: Atomic::new(0),

@@ -27,8 +27,8 @@ use crate::{
     lent::Lent,
     port::PORT,
     queue::{
-        Place,
         QueueMemory, //
+        QueuePlace,
     },
     rdma::{
         Device,
@@ -180,7 +180,7 @@ impl KernelRings {
         dev: &Device<Ferrite>,
         layout: RingLayout,
         terms: SendTerms,
-    ) -> Result<(QueueMemory<Self>, Place)> {
+    ) -> Result<(QueueMemory<Self>, QueuePlace)> {
         let (memory, place) = QueueMemory::<Self>::of_kernel(dev, layout.blocks(), |memory| {
             try_pin_init!(Self {
                 memory,
