@@ -924,7 +924,8 @@ of processes, and a port beside a network interface. It has no hardware to
 know, so that what is left is what a driver has to say to the RDMA core.
 
 Processes post and poll through the kernel. The other sample passes its
-tests on it.
+tests on it, and of rdma-core's tests those of domains, regions,
+completion queues and reliable connections do.
 ",
         files: &[
             "Kconfig#SAMPLE_RUST_RDMA_SOFT",
