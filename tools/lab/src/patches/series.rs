@@ -206,6 +206,17 @@ pub(super) const CONFIGURED: &[Module] = &[
     },
 ];
 
+/// What is configured and built in addition after the last patch: the kernel itself, with what can be built in. The
+/// samples are modules only.
+pub(super) const BUILT_IN: &[Module] = &[Module {
+    makefile: "drivers/infiniband/hw/ferrite/Makefile",
+    options: &[
+        "enable INFINIBAND_RUST_KUNIT_TEST",
+        "enable INFINIBAND_FERRITE",
+    ],
+    goals: &["vmlinux"],
+}];
+
 /// What checkpatch says and is not followed: the kind, what the patch's name has, and why.
 pub(super) const CHECKPATCH_EXCEPTIONS: &[(&str, &str, &str)] = &[
     (
