@@ -431,6 +431,7 @@ impl<'a, D: Driver> Unregistered<'a, D> {
         if Ops::<D>::of().raw.alloc_ucontext.is_some() {
             core.driver_def = definitions.as_ptr();
         }
+        core.uverbs_cmd_mask |= Ops::<D>::of().commands;
         info.fill(core);
         // SAFETY: The device was allocated just now, so that nobody else has it. `device::Device` is a
         // transparent wrapper, and the core counts a parent when it adds the device.

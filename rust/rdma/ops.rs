@@ -29,6 +29,8 @@ pub struct Ops<D: Driver> {
     pub(super) events: Option<Attach<D>>,
     /// Set where a port shares its link with a network interface.
     pub(super) port: Option<Port<D>>,
+    /// Commands of processes, as bits, that the core answers besides those that it does for all devices.
+    pub(super) commands: u64,
 }
 
 /// Where attributes are in [`Ops::additions`] that belong to the query of a context.
@@ -52,6 +54,7 @@ impl<D: Driver> Ops<D> {
             additions: [None; ADDITIONS],
             events: None,
             port: None,
+            commands: 0,
         }
         .with_device()
         .with_ports()

@@ -1163,7 +1163,7 @@ impl Qp {
         self.post(posts, None)
     }
 
-    /// Posts the registration of a region under a key that need not be its own, to see what a device
+    /// Posts a request that registers a region under a key that need not be its own, to see what a device
     /// does about it.
     ///
     /// # Safety
@@ -1173,11 +1173,10 @@ impl Qp {
     pub unsafe fn register_under(
         &self,
         key: u32,
-        mr: &Arc<Mr>,
-        access: Access,
+        op: Op<'_>,
+        memory: Memory<'_>,
     ) -> Result<Ticket<'_>> {
-        let post = (Op::Register(mr, access), Memory::None);
-        let [ticket] = self.post([post], Some(key))?;
+        let [ticket] = self.post([(op, memory)], Some(key))?;
         Ok(ticket)
     }
 

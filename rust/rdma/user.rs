@@ -70,6 +70,18 @@ impl<D: UserOps> Ops<D> {
         self.raw.size_ib_ucontext = Ucontext::<D>::SIZE;
         self
     }
+
+    /// Has the core post and poll for processes, which have nothing of the device in their memory, with the operations
+    /// for kernel users ([`super::QpOps::post_send`], [`super::CqOps::poll_cq`]). The core refuses these commands for
+    /// devices that do not say so (`uverbs_cmd_mask`).
+    pub const fn with_posting_by_core(mut self) -> Self {
+        self.commands |= 1 << bindings::ib_uverbs_write_cmds_IB_USER_VERBS_CMD_POST_SEND
+            | 1 << bindings::ib_uverbs_write_cmds_IB_USER_VERBS_CMD_POST_RECV
+            | 1 << bindings::ib_uverbs_write_cmds_IB_USER_VERBS_CMD_POST_SRQ_RECV
+            | 1 << bindings::ib_uverbs_write_cmds_IB_USER_VERBS_CMD_POLL_CQ
+            | 1 << bindings::ib_uverbs_write_cmds_IB_USER_VERBS_CMD_REQ_NOTIFY_CQ;
+        self
+    }
 }
 
 impl<D: UserCqOps> Ops<D> {

@@ -546,6 +546,18 @@ fn post_failing<'q>(
     cause: Cause,
     mr: &Arc<Mr>,
 ) -> Result<(Ticket<'q>, Option<Arc<Mr>>)> {
+    let op = Op::Register(mr, all_access());
+    post_failing_op(pair, cause, mr, op, Memory::None)
+}
+
+/// The same, by `op`, which registers `mr`.
+fn post_failing_op<'q>(
+    pair: &'q Pair,
+    cause: Cause,
+    mr: &Arc<Mr>,
+    op: Op<'_>,
+    memory: Memory<'_>,
+) -> Result<(Ticket<'q>, Option<Arc<Mr>>)> {
     let near = &pair.near;
     match cause {
         Cause::NoSuchKey => {
@@ -553,19 +565,18 @@ fn post_failing<'q>(
             // SAFETY: The region of that key is gone, and nobody else makes one in this domain. This is
             // called on devices with `REGISTER_DRAINS`, which refuse a key that no region of the domain
             // has.
-            let ticket = unsafe { near.register_under(key, mr, all_access())? };
+            let ticket = unsafe { near.register_under(key, op, memory)? };
             Ok((ticket, None))
         }
         Cause::AlreadyValid => {
             register(near, mr, all_access())?;
-            let ticket = near.send(Op::Register(mr, all_access()), Memory::None)?;
-            Ok((ticket, None))
+            Ok((near.send(op, memory)?, None))
         }
         Cause::NoRoom => {
             let small = pair.near_region(PAGES - 1)?;
             // SAFETY: This is called on devices with `REGISTER_DRAINS`, which refuse more pages than
             // the region of that key has room for.
-            let ticket = unsafe { near.register_under(small.rkey(), mr, all_access())? };
+            let ticket = unsafe { near.register_under(small.rkey(), op, memory)? };
             Ok((ticket, Some(small)))
         }
     }
@@ -653,35 +664,58 @@ fn a_failed_registration_drains_and_is_tried_again(pair: &Pair) -> Result {
     Ok(())
 }
 
-/// A registration that fails sends nothing, and is tried again as a whole.
+/// A registration that fails sends nothing, whatever the cause, and is tried again as a whole.
 fn an_offer_that_fails_is_not_sent(pair: &Pair) -> Result {
-    let mr = pair.near_region(1)?;
-    registers_and_is_written_to(pair, &mr, 80)?;
-    let recv = pair.far.recv(&pair.sink, 0..OFFER)?;
-    let offer = || {
+    for cause in CAUSES {
+        let mr = pair.near_region(PAGES)?;
+        let recv = pair.far.recv(&pair.sink, 0..OFFER)?;
+        let offer = Op::RegisterSend {
+            mr: &mr,
+            access: all_access(),
+            invalidate: None,
+        };
+        let memory = || Memory::Buffer(&pair.source, 0..OFFER);
+        let old = mr.rkey();
         write_offer(&pair.source, &mr);
-        pair.near.send(
-            Op::RegisterSend {
-                mr: &mr,
-                access: all_access(),
-                invalidate: None,
-            },
-            Memory::Buffer(&pair.source, 0..OFFER),
-        )
-    };
-    // It is valid already.
-    expect(offer()?.wait(patience())?, WcStatus::LocalProtection)?;
+        let (failing, _kept) = post_failing_op(pair, cause, &mr, offer, memory())?;
+        let failed = expect(failing.wait(patience())?, WcStatus::LocalProtection)?;
+        let state = pair.near.state()?;
+        check(state == QpState::Sqd)?;
+        pr_info!(
+            "not offered by {cause:?}: {:?} {}, then {state:?}\n",
+            failed.status,
+            failed.vendor_err
+        );
+        pair.near.resume()?;
+        if matches!(cause, Cause::AlreadyValid) {
+            let mended = pair.near.send(Op::Invalidate(old), Memory::None)?;
+            good(mended.wait(patience())?)?;
+        }
+        mr.renew_key();
+        write_offer(&pair.source, &mr);
+        good(pair.near.send(offer, memory())?.wait(patience())?)?;
+        good(recv.wait(patience())?)?;
+        // Of the first there was nothing to receive.
+        let there = read_offer(&pair.sink);
+        check(there.rkey == mr.rkey() && there.rkey != old)?;
+    }
+    Ok(())
+}
+
+/// A region that the device did not make after it was given out is registered by nobody, and ends as any other;
+/// those that it made are registered.
+fn a_region_that_was_not_made_is_not_registered(pair: &Pair) -> Result {
+    let pages = usize::from(*module_parameters::failing_pages.value());
+    let mr = pair.near_region(pages)?;
+    let registered = pair
+        .near
+        .send(Op::Register(&mr, all_access()), Memory::None)?;
+    let failed = expect(registered.wait(patience())?, WcStatus::LocalProtection)?;
+    pr_info!("not made: {:?} {}\n", failed.status, failed.vendor_err);
     check(pair.near.state()? == QpState::Sqd)?;
     pair.near.resume()?;
-    let old = mr.rkey();
-    let mended = pair.near.send(Op::Invalidate(old), Memory::None)?;
-    good(mended.wait(patience())?)?;
-    mr.renew_key();
-    good(offer()?.wait(patience())?)?;
-    good(recv.wait(patience())?)?;
-    // Of the first there was nothing to receive.
-    let there = read_offer(&pair.sink);
-    check(there.rkey == mr.rkey() && there.rkey != old)
+    drop(mr);
+    registers_and_is_written_to(pair, &pair.near_region(pages + 1)?, 110)
 }
 
 /// The device fails while a send queue stands still: whoever asks it to is told when. What waits comes
@@ -888,6 +922,16 @@ const FAILING: [Test; 1] = tests![
     a_device_may_fail_while_a_queue_stands_still,
 ];
 
+/// The same on a device that somebody has fail some allocations of regions.
+const NOT_MADE: [Test; 1] = tests![
+    Extensions::REGISTER_DRAINS,
+    QpOptions {
+        registrations_drain: true,
+        ..USUAL
+    };
+    a_region_that_was_not_made_is_not_registered,
+];
+
 /// Registrations that are refused and failed ones that end it, on a device that says which fail.
 const ENDING: [Test; 4] = tests![
     Extensions::REGISTER_DRAINS, USUAL;
@@ -1080,8 +1124,12 @@ impl Client for Loop {
                 pr_err!("{name}: not ok {test}: {err:?}\n");
             }
         };
-        if *module_parameters::device_fails.value() != 0 {
-            for test in &FAILING {
+        let asked_for = [
+            (*module_parameters::device_fails.value() != 0, &FAILING),
+            (*module_parameters::failing_pages.value() != 0, &NOT_MADE),
+        ];
+        if let Some((_, tests)) = asked_for.into_iter().find(|(asked, _)| *asked) {
+            for test in tests {
                 say(test.name, with_pair(lease, test.options, test.run));
             }
             return Ok(());
@@ -1159,6 +1207,10 @@ module! {
         device_fails: u8 {
             default: 0,
             description: "Not 0: wait, with a queue that stands still, for somebody to have the device fail, and do nothing else",
+        },
+        failing_pages: u16 {
+            default: 0,
+            description: "Not 0: see what becomes of a region with room for so many pages, which the device does not make, and do nothing else",
         },
     },
 }

@@ -33,6 +33,8 @@ pub(crate) const MAX_PAGES: u32 = 1 << 11;
 pub(crate) const OUI: u32 = 0x020000;
 /// Objects of a kind that are told to be possible. Of queue pairs and regions, which have numbers, there are no more.
 pub(crate) const MANY: u32 = 1 << 16;
+/// Of those, how many processes leave to users in the kernel.
+pub(crate) const OF_KERNEL: u32 = MANY / 8;
 
 /// The driver's data of the device.
 pub(crate) struct Soft {
@@ -64,9 +66,14 @@ impl Soft {
 
 #[vtable]
 impl Driver for Soft {
-    const NAME: &'static CStr = c"soft%d";
+    const NAME: &'static CStr = c"rust_soft%d";
     const ABI_VERSION: u32 = 1;
-    const OPS: Ops<Self> = Ops::new().with_user().with_gids().with_netdev().with_frwr();
+    const OPS: Ops<Self> = Ops::new()
+        .with_user()
+        .with_posting_by_core()
+        .with_gids()
+        .with_netdev()
+        .with_frwr();
 
     fn query_device(_dev: &Device<Self>) -> Result<DeviceAttr> {
         Ok(DeviceAttr {
@@ -377,7 +384,7 @@ impl QpOps for Soft {
         };
         let pd = attr.pd().ok_or(EINVAL)?.number;
         let mut objects = dev.engine.objects.lock();
-        let number = objects.qps.reserve()?;
+        let number = objects.qps.reserve(udata.is_some())?;
         new.set_number(number);
         let qp = new.init(pin_init!(SoftQp {
             pd,
@@ -536,11 +543,12 @@ fn enter_region<'a>(
     pd: &Pd<Soft>,
     mut new: New<'a, kind::Mr, Soft>,
     pages: Pages,
+    of_process: bool,
 ) -> Result<&'a Mr<Soft>> {
     let serial = pd.device().regions.fetch_add(1, Relaxed);
     let mut objects = pd.device().engine.objects.lock();
-    let number = objects.mrs.reserve()?;
-    // The last byte is another one than that of who had the number before.
+    let number = objects.mrs.reserve(of_process)?;
+    // The last byte is another one than that of who had the number before, mostly: there are 256.
     let key = number << 8 | u32::from(serial as u8);
     let pages = pages.with_key(key);
     new.set_keys(key, key);
@@ -576,7 +584,7 @@ impl MrOps for Soft {
         expect_nothing(udata)?;
         // Not while others wait for the table.
         let pages = Pages::of_process(pd.device(), region)?;
-        enter_region(pd, new, pages)
+        enter_region(pd, new, pages, true)
     }
 
     fn dereg_mr(mr: &Mr<Self>, _pd: &Pd<Self>) -> Result {
@@ -595,7 +603,7 @@ impl FrwrOps for Soft {
             return Err(EINVAL);
         }
         // The last byte of the key is the consumer's from now on.
-        enter_region(pd, new, Pages::new(pages as usize)?)
+        enter_region(pd, new, Pages::new(pages as usize)?, false)
     }
 
     fn begin_mr_map(mr: &Mr<Self>) {

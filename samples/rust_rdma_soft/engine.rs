@@ -2,7 +2,7 @@
 
 //! The device: a work item that does what was posted, one request after the other.
 
-use crate::driver::{add_completion, Soft, MANY};
+use crate::driver::{add_completion, Soft, MANY, OF_KERNEL};
 use crate::kernel_ext::cpu::cond_resched;
 use crate::memory::{copy, Short, Span, Spans};
 use crate::queue::{Cqe, Op, Recv, Send};
@@ -49,17 +49,17 @@ impl<T> Numbered<T> {
     }
 
     /// A number that is free, with room for its object; `ENOMEM` where there are as many as there may be, so that
-    /// numbers have 24 bits.
-    pub(crate) fn reserve(&mut self) -> Result<u32> {
+    /// numbers have 24 bits. Processes do not get the last ones.
+    pub(crate) fn reserve(&mut self, of_process: bool) -> Result<u32> {
         let free = self.0.iter().position(Option::is_none);
-        let at = match free {
-            Some(at) => at,
-            None if self.0.len() == MANY as usize => return Err(ENOMEM),
-            None => {
-                self.0.push(None, GFP_KERNEL_ACCOUNT)?;
-                self.0.len() - 1
-            }
-        };
+        let at = free.unwrap_or(self.0.len());
+        let end = MANY - if of_process { OF_KERNEL } else { 0 };
+        if at >= end as usize {
+            return Err(ENOMEM);
+        }
+        if at == self.0.len() {
+            self.0.push(None, GFP_KERNEL_ACCOUNT)?;
+        }
         Ok(at as u32 + FIRST)
     }
 
@@ -233,7 +233,7 @@ impl Objects {
                 peer.values.state,
                 QpState::Rtr | QpState::Rts | QpState::Sqd
             );
-            receives && peer.values.dest_qp_num == qp.number()
+            receives && peer.values.dest_qp_num == qp.number() && agree(values, &peer.values)
         })
         // Nobody answers.
         .ok_or(WcStatus::RetryExceeded)
@@ -250,7 +250,8 @@ impl Objects {
         let length = send.local.length();
         let local = |access: Access| {
             let find = |key, addr, length| self.find(qp.pd, key, addr, length, access);
-            send.local.spans(find).ok_or(WcStatus::LocalProtection)
+            let spans = send.local.spans(length, find);
+            spans.ok_or(WcStatus::LocalProtection)
         };
         let failed = |good: bool| good.then_some(()).ok_or(WcStatus::LocalProtection);
         if length > MAX_MESSAGE {
@@ -357,7 +358,7 @@ impl Objects {
         }
         let pd = peer.qp.pd;
         let find = |key, addr, length| self.find(pd, key, addr, length, Access::LOCAL_WRITE);
-        let copied = match recv.local.spans(find) {
+        let copied = match recv.local.spans(message.length, find) {
             Some(to) => copy(message.from, &to, message.length),
             None => Err(Short::Sink),
         };
@@ -413,6 +414,14 @@ impl Objects {
         copy(&is, &memory, LENGTH).map_err(|_| peer.is_short(true))?;
         Ok(End::Done(LENGTH as u32))
     }
+}
+
+/// Whether the two ends of a connection were told the same sequence numbers to begin with (PSN): numbers of queue pairs
+/// are easily guessed. The device itself counts no packets.
+fn agree(near: &QpValues, far: &QpValues) -> bool {
+    // Before it may send, an end has not been told what it would begin with.
+    let sends = matches!(far.state, QpState::Rts | QpState::Sqd);
+    near.sq_psn == far.rq_psn && (!sends || near.rq_psn == far.sq_psn)
 }
 
 /// The other end of a connection.
@@ -513,7 +522,7 @@ mod tests {
     fn numbers_are_used_again_and_begin_behind_special_ones() -> Result {
         let mut table = Numbered::new();
         for expected in FIRST..FIRST + 3 {
-            assert_eq!(table.reserve()?, expected);
+            assert_eq!(table.reserve(true)?, expected);
             table.set(expected, Some(10 * expected));
         }
         assert_eq!(
@@ -527,7 +536,7 @@ mod tests {
         assert_eq!(table.next(0), Some((&20, 1)));
         assert_eq!(table.next(1), Some((&40, 3)));
         assert_eq!(table.next(3), None);
-        assert_eq!(table.reserve()?, 3);
+        assert_eq!(table.reserve(true)?, 3);
         Ok(())
     }
 
@@ -537,9 +546,41 @@ mod tests {
         for _ in 0..MANY {
             table.0.push(Some(()), GFP_KERNEL)?;
         }
-        assert_eq!(table.reserve(), Err(ENOMEM));
+        assert_eq!(table.reserve(false), Err(ENOMEM));
         table.set(FIRST + 5, None);
-        assert_eq!(table.reserve(), Ok(FIRST + 5));
+        assert_eq!(table.reserve(false), Ok(FIRST + 5));
         Ok(())
+    }
+
+    #[test]
+    fn processes_leave_numbers_to_the_kernel() -> Result {
+        let mut table = Numbered::new();
+        for _ in 0..MANY - OF_KERNEL - 1 {
+            table.0.push(Some(()), GFP_KERNEL)?;
+        }
+        let last = table.reserve(true)?;
+        assert_eq!(last, FIRST + MANY - OF_KERNEL - 1);
+        table.set(last, Some(()));
+        assert_eq!(table.reserve(true), Err(ENOMEM));
+        assert_eq!(table.reserve(false), Ok(last + 1));
+        Ok(())
+    }
+
+    #[test]
+    fn ends_of_a_connection_agree_on_what_they_begin_with() {
+        let end = |state, sq_psn, rq_psn| QpValues {
+            state,
+            sq_psn,
+            rq_psn,
+            ..QpValues::default()
+        };
+        let near = end(QpState::Rts, 7, 9);
+        assert!(agree(&near, &end(QpState::Rts, 9, 7)));
+        assert!(agree(&near, &end(QpState::Sqd, 9, 7)));
+        assert!(!agree(&near, &end(QpState::Rts, 9, 8)));
+        assert!(!agree(&near, &end(QpState::Rts, 8, 7)));
+        // It has yet to be told what to begin with.
+        assert!(agree(&near, &end(QpState::Rtr, 0, 7)));
+        assert!(!agree(&near, &end(QpState::Rtr, 0, 8)));
     }
 }

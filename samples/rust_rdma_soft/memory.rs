@@ -5,6 +5,7 @@
 //! The device is registered as one whose DMA addresses are addresses of the kernel
 //! ([`crate::rdma::DeviceInfo::virtual_dma`]): what a work request names can be copied by the processor.
 
+use crate::bindings;
 use crate::driver::{Soft, MAX_PAGES};
 use crate::kernel_ext::cpu::cond_resched;
 use crate::kernel_ext::errno::eopnotsupp;
@@ -73,15 +74,22 @@ impl Local {
         entries.iter().map(|entry| u64::from(entry.length)).sum()
     }
 
-    /// The memory of it, if `find` finds what each entry names. The work request is not complete before it is gone.
+    /// The memory of the first `length` bytes of it, if `find` finds what each entry names of them: what nobody touches
+    /// may be wrong. The work request is not complete before it is gone.
     pub(crate) fn spans(
         &self,
+        length: u64,
         find: impl Fn(u32, u64, u64) -> Option<Span<'static>>,
     ) -> Option<Spans<'_>> {
         let mut spans = Spans::default();
+        let mut left = length;
         let entries = &self.entries[..self.count];
         for (span, entry) in spans.0.iter_mut().zip(entries) {
-            let length = u64::from(entry.length);
+            let length = left.min(u64::from(entry.length));
+            if length == 0 {
+                continue;
+            }
+            left -= length;
             // Nothing ends beyond the last address.
             entry.addr.checked_add(length)?;
             *span = Some(if self.of_kernel && entry.key == LOCAL_DMA_LKEY {
@@ -109,8 +117,10 @@ const PROCESS_ACCESS: u32 = Access::LOCAL_WRITE.as_raw()
     | Access::REMOTE_READ.as_raw()
     | Access::REMOTE_WRITE.as_raw()
     | Access::REMOTE_ATOMIC.as_raw()
-    | Access::HUGETLB.as_raw()
-    | Access::RELAXED_ORDERING.as_raw();
+    | Access::HUGETLB.as_raw();
+
+/// What processes may ask for without knowing whether the device has it.
+const OPTIONAL_ACCESS: u32 = bindings::ib_access_flags_IB_ACCESS_OPTIONAL;
 
 /// The pages of a region: what its consumer mapped last, and what a work request registered it with; or those of a
 /// process's memory.
@@ -148,7 +158,9 @@ impl Pages {
     /// [`Pages::with_key`] has yet to say. Waits for the pages, which the process may keep from being there
     /// (`userfaultfd`).
     pub(crate) fn of_process(dev: &Device<Soft>, region: &UserRegion) -> Result<Self> {
-        if region.access.as_raw() & !PROCESS_ACCESS != 0 {
+        // Of what is optional a device does what it can.
+        let access = Access::from_raw(region.access.as_raw() & !OPTIONAL_ACCESS);
+        if access.as_raw() & !PROCESS_ACCESS != 0 {
             return Err(eopnotsupp());
         }
         let in_page = |addr: u64| addr % PAGE_SIZE as u64;
@@ -157,7 +169,7 @@ impl Pages {
         {
             return Err(EINVAL);
         }
-        let umem = Umem::get(dev, region.start, length, region.access)?;
+        let umem = Umem::get(dev, region.start, length, access)?;
         let mut pages = Self::new(umem.num_blocks(PAGE_SIZE))?;
         for addr in umem.blocks(PAGE_SIZE) {
             // SAFETY: DMA addresses of the device are those of the kernel (`virtual_dma`). The page is pinned until
@@ -168,7 +180,7 @@ impl Pages {
         let mapping = Mapping {
             iova: region.iova,
             length: region.length,
-            access: region.access,
+            access,
         };
         if !pages.register(LOCAL_DMA_LKEY, &mapping) {
             return Err(EINVAL);
@@ -361,6 +373,7 @@ pub(crate) fn copy(from: &Spans<'_>, to: &Spans<'_>, length: u64) -> Result<(), 
 #[kunit_tests(rust_rdma_soft_memory)]
 mod tests {
     use super::*;
+    use core::cell::Cell;
 
     const PAGE: u64 = PAGE_SIZE as u64;
 
@@ -455,11 +468,45 @@ mod tests {
                 of_kernel,
             };
             (local.entries[0].addr, local.entries[0].length) = (addr, length);
-            local.spans(|_, _, _| None).is_some()
+            local.spans(u64::MAX, |_, _, _| None).is_some()
         };
         assert!(named(u64::MAX - 8, 8, true) && !named(u64::MAX - 8, 9, true));
         // Processes have no key for all memory.
         assert!(!named(u64::MAX - 8, 8, false));
         Ok(())
+    }
+
+    #[test]
+    fn entries_are_looked_at_as_far_as_a_message_goes() {
+        let entry = |addr, length, key| Entry { addr, length, key };
+        let local = Local {
+            entries: [
+                // One that has no byte may name anything.
+                entry(u64::MAX, 0, 5),
+                entry(100, 8, 6),
+                entry(200, 8, 7),
+                entry(300, 8, 8),
+            ],
+            count: MAX_SGE,
+            of_kernel: false,
+        };
+        let mut bytes = [0u8; 16];
+        let (addr, seen) = (bytes.as_mut_ptr() as u64, Cell::new([(0, 0); 3]));
+        let spans = |length, last| {
+            seen.set([(0, 0); 3]);
+            let spans = local.spans(length, |key, _, length| {
+                let mut all = seen.get();
+                all[key as usize - 6] = (key, length);
+                seen.set(all);
+                // SAFETY: As many bytes are there, which nobody copies.
+                (key <= last).then(|| unsafe { Span::of_kernel(addr, length) })
+            });
+            (spans.is_some(), seen.get())
+        };
+        assert_eq!(spans(12, 7), (true, [(6, 8), (7, 4), (0, 0)]));
+        assert_eq!(spans(16, 7), (true, [(6, 8), (7, 8), (0, 0)]));
+        assert_eq!(spans(17, 7), (false, [(6, 8), (7, 8), (8, 1)]));
+        assert_eq!(spans(0, 0), (true, [(0, 0); 3]));
+        assert_eq!(spans(1, 5), (false, [(6, 1), (0, 0), (0, 0)]));
     }
 }

@@ -71,7 +71,7 @@ impl<T: Test> Client for User<T> {
     fn add(lease: &Lease) -> Result {
         let name = lease.device().name();
         let name: &CStr = &name;
-        if !name.to_bytes().starts_with(b"soft") {
+        if !name.to_bytes().starts_with(b"rust_soft") {
             return Err(ENODEV);
         }
         let ended = T::run(lease).map_or_else(|err| err.to_errno(), |()| 0);

@@ -1090,11 +1090,7 @@ impl Backend for Frontend<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ferrite_abi::{
-        CommandOpcode, CommandStatus, CreateQueuePair, MulticastMember, SendOpcode, Service,
-    };
-    use ferrite_engine::testing::{Node, Peer, QpOptions, SendWork, MEMORY_BASE, MEMORY_SIZE};
-    use ferrite_engine::{gid, multicast};
+    use ferrite_engine::testing::{Node, MEMORY_BASE, MEMORY_SIZE};
     use ferrite_fabric::shortcut::MAX_SHORTCUTS;
     use ferrite_fabric::{ring, wake};
     use std::io::{Read, Write};
@@ -1301,34 +1297,7 @@ mod tests {
     /// driver. Returns a frame to them that says to be for the device alone.
     fn crowd(device: &Device) -> Vec<u8> {
         let mut node = Node::new(1);
-        let gid = gid::gid_of_ipv4([239, 1, 2, 3]);
-        let options = QpOptions {
-            service: Service::Ud,
-            ..QpOptions::default()
-        };
-        node.create_qp(options);
-        node.start_datagrams(2, 7);
-        let template = node.qp_template(options);
-        for qpn in (3..).take(MEMBERS as usize) {
-            node.execute(&CreateQueuePair { qpn, ..template });
-            node.start_datagrams(qpn, 7);
-            let member = MulticastMember {
-                gid,
-                qpn,
-                reserved: 0,
-            };
-            let attach = CommandOpcode::AttachMulticast;
-            assert_eq!(node.command(attach, &member), CommandStatus::Ok);
-        }
-        let group = Peer {
-            gid,
-            mac: [1, 0, 0x5e, 1, 2, 3],
-            ..node.as_peer(multicast::MULTICAST_QPN)
-        };
-        let send = SendWork::new(SendOpcode::Send, &[]).datagram(&group.datagram(7));
-        node.post_send(2, &send);
-        node.settle();
-        let mut frame = node.host.sent.pop_front().unwrap();
+        let mut frame = node.crowd(MEMBERS as usize);
         frame[..6].copy_from_slice(&MAC);
         frame[6..12].copy_from_slice(&neighbour(1).0);
         let mut bytes = vec![0; MEMORY_SIZE];

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The device binary, seen by a vfio-user client and from its sockets.
 
+#[path = "../../fabric/tests/common/mod.rs"]
+mod common;
 #[path = "../../fabric/tests/namespaces/mod.rs"]
 mod namespaces;
 #[path = "../../fabric/tests/users/mod.rs"]
 mod users;
 
+use common::{stop, until, DEADLINE};
 use ferrite_abi as abi;
 use ferrite_conformance::transport::{
     self, CONFIG, INTX, MSI, MSIX, SET_EVENTFD, SET_NONE, UNMASK_EVENTFD, UNMASK_NONE,
@@ -32,7 +35,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use vfio_user::Client;
 
-const DEADLINE: Duration = Duration::from_secs(120);
 const MAC: [u8; 6] = [0x52, 0x54, 0, 0xfe, 0, 1];
 const NEIGHBOUR: Mac = Mac([2; 6]);
 
@@ -125,30 +127,6 @@ impl Drop for Process {
         let _ = self.child.wait();
         let _ = std::fs::remove_dir_all(&self.directory);
     }
-}
-
-fn until(mut condition: impl FnMut() -> bool) {
-    let end = Instant::now() + DEADLINE;
-    while !condition() {
-        assert!(Instant::now() < end, "the condition never came true");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
-/// Stops a process, and waits until it does nothing any more. `CONT` has it go on.
-fn stop(child: &Child) -> Pid {
-    let pid = Pid::from_child(child);
-    kill_process(pid, Signal::STOP).unwrap();
-    until(|| {
-        let tasks = std::fs::read_dir(format!("/proc/{}/task", child.id())).unwrap();
-        tasks.flatten().all(|task| {
-            let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
-            stat.rsplit(") ")
-                .next()
-                .is_some_and(|rest| rest.starts_with('T'))
-        })
-    });
-    pid
 }
 
 fn connect(path: &Path) -> UnixStream {

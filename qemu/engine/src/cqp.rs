@@ -15,6 +15,7 @@ use crate::counters::QpCounters;
 use crate::eq::{event, MAX_EQ};
 use crate::gid::MAX_GIDS;
 use crate::memory::Host;
+use crate::misbehaviour::Misbehaving;
 use crate::{cq, multicast, qp, srq, tpt, Engine};
 use ferrite_abi::*;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -439,10 +440,12 @@ fn reply_counters(
     reply_bytes(core, entry, &bytes, host)
 }
 
-/// Has a registration or allocation of so many bytes fail where the device misbehaves so.
-fn not_failing(core: &mut Core, length: u64) -> Result<(), CommandStatus> {
-    let mut misbehaving = core.misbehaviour.as_mut();
-    match misbehaving.as_mut().is_some_and(|it| it.fails_tag(length)) {
+/// Has a registration or allocation fail where the device misbehaves so.
+fn not_failing(
+    core: &mut Core,
+    fails: impl FnOnce(&mut Misbehaving) -> bool,
+) -> Result<(), CommandStatus> {
+    match core.misbehaviour.as_deref_mut().is_some_and(fails) {
         true => Err(CommandStatus::NoResource),
         false => Ok(()),
     }
@@ -823,7 +826,7 @@ impl Engine {
                 if command.flags & REGION_ON_DEMAND != 0 {
                     offered(core, FEATURE_ON_DEMAND)?;
                 }
-                not_failing(core, command.buffer.length)?;
+                not_failing(core, |it| it.fails_tag(command.buffer.length))?;
                 core.tpt.register(&command)
             }
             CommandOpcode::AllocateTag => {
@@ -834,7 +837,10 @@ impl Engine {
                     _ => FEATURE_WINDOWS,
                 };
                 offered(core, needed)?;
-                not_failing(core, u64::from(command.max_pages) << PAGE_SHIFT_MIN)?;
+                not_failing(core, |it| match needed {
+                    FEATURE_WINDOWS => it.fails_window(),
+                    _ => it.fails_tag(u64::from(command.max_pages) << PAGE_SHIFT_MIN),
+                })?;
                 core.tpt.allocate(&command)
             }
             CommandOpcode::InvalidatePages => {
@@ -1410,7 +1416,7 @@ mod tests {
     }
 
     #[test]
-    fn registrations_of_one_length_can_fail_and_no_others_do() {
+    fn registrations_of_one_length_and_windows_can_fail_and_no_others_do() {
         let mut node = Node::new(1);
         let rules = Misbehaviour {
             fail_length: 8192,
@@ -1437,8 +1443,27 @@ mod tests {
             let done = node.command(CommandOpcode::AllocateTag, &list(tag, pages));
             assert_eq!(done, status);
         }
+        let window = |tag, kind: TagKind| AllocateTag {
+            kind: kind.number(),
+            ..list(tag, 0)
+        };
+        let windows = [TagKind::Window1, TagKind::Window2B];
+        for (tag, kind) in [0x501, 0x601].into_iter().zip(windows) {
+            let done = node.command(CommandOpcode::AllocateTag, &window(tag, kind));
+            assert_eq!(done, is_made);
+        }
         assert_eq!(node.engine.core.misdeeds().unwrap().1.failed_tags, 2);
-        for tag in [0x201, 0x401] {
+        let rules = Misbehaviour {
+            fail_windows: true,
+            ..rules
+        };
+        node.engine.misbehave(rules, node.now, &mut node.host);
+        for (tag, kind) in [0x701, 0x801].into_iter().zip(windows) {
+            let done = node.command(CommandOpcode::AllocateTag, &window(tag, kind));
+            assert_eq!(done, fails);
+        }
+        assert_eq!(node.engine.core.misdeeds().unwrap().1.failed_tags, 2);
+        for tag in [0x201, 0x401, 0x701, 0x801] {
             assert_eq!(
                 node.engine.core.tpt.stands(tag),
                 Err(tpt::TptError::RegistrationFailed)

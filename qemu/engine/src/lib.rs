@@ -989,7 +989,7 @@ impl Engine {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{Node, Peer, QpOptions, SendWork};
+    use crate::testing::{Node, QpOptions, SendWork, CROWD};
     use ferrite_abi::*;
 
     /// What driver and device speak.
@@ -1026,36 +1026,8 @@ mod tests {
     fn copies_for_the_members_of_a_group_are_made_in_turns() {
         const MEMBERS: u64 = multicast::MAX_MULTICAST as u64;
         const FRAMES: u64 = 200;
-        const QKEY: u32 = 7;
         let mut node = Node::new(1);
-        let gid = gid::gid_of_ipv4([239, 1, 2, 3]);
-        let options = QpOptions {
-            service: Service::Ud,
-            ..QpOptions::default()
-        };
-        node.create_qp(options);
-        node.start_datagrams(2, QKEY);
-        let template = node.qp_template(options);
-        for qpn in (3..).take(MEMBERS as usize) {
-            node.execute(&CreateQueuePair { qpn, ..template });
-            node.start_datagrams(qpn, QKEY);
-            let member = MulticastMember {
-                gid,
-                qpn,
-                reserved: 0,
-            };
-            let attach = CommandOpcode::AttachMulticast;
-            assert_eq!(node.command(attach, &member), CommandStatus::Ok);
-        }
-        let group = Peer {
-            gid,
-            mac: [1, 0, 0x5e, 1, 2, 3],
-            ..node.as_peer(multicast::MULTICAST_QPN)
-        };
-        let send = SendWork::new(SendOpcode::Send, &[]).datagram(&group.datagram(QKEY));
-        node.post_send(2, &send);
-        node.settle();
-        let frame = node.host.sent.pop_front().unwrap();
+        let frame = node.crowd(MEMBERS as usize);
         // Nobody has posted a receive.
         assert_eq!(node.engine.counters().rx_dropped, MEMBERS);
         for sent in 0..FRAMES {
@@ -1085,6 +1057,7 @@ mod tests {
         let destroy = CommandOpcode::DestroyQueuePair;
         assert_eq!(node.object_command(destroy, 3), CommandStatus::Ok);
         assert_eq!(node.engine.core.work - work, MEMBERS / 64);
+        let gid = gid::gid_of_ipv4(CROWD);
         let members = node.engine.core.groups.members(&gid);
         assert_eq!(members.len() as u64, MEMBERS - 1);
     }

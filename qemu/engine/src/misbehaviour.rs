@@ -117,6 +117,8 @@ pub struct Misbehaviour {
     /// `NoResource`, however much there is: so what becomes of a tag whose registration fails is seen, after
     /// others were made. Zero for none.
     pub fail_length: u64,
+    /// `AllocateTag` of a window ends with `NoResource`, likewise.
+    pub fail_windows: bool,
 }
 
 impl Default for Misbehaviour {
@@ -133,6 +135,7 @@ impl Default for Misbehaviour {
             hold_tags: 0.0,
             hold_control: 0.0,
             fail_length: 0,
+            fail_windows: false,
         }
     }
 }
@@ -492,7 +495,15 @@ impl Misbehaving {
 
     /// Whether a registration or allocation of so many bytes fails for nothing.
     pub(crate) fn fails_tag(&mut self, length: u64) -> bool {
-        let fails = length != 0 && length == self.rules.fail_length;
+        self.fails(length != 0 && length == self.rules.fail_length)
+    }
+
+    /// Whether the allocation of a window does.
+    pub(crate) fn fails_window(&mut self) -> bool {
+        self.fails(self.rules.fail_windows)
+    }
+
+    fn fails(&mut self, fails: bool) -> bool {
         self.misdeeds.failed_tags += u64::from(fails);
         fails
     }

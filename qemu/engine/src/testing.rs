@@ -20,6 +20,8 @@ pub const MEMORY_SIZE: usize = 8 << 20;
 pub const MEMORY_BASE: u64 = 0x10_0000;
 /// Message numbers of a [`Node`].
 pub const MESSAGES: u16 = 8;
+/// The group of [`Node::crowd`].
+pub const CROWD: [u8; 4] = [239, 1, 2, 3];
 /// Base-2 logarithm of the entries of each event queue of a [`Node`].
 pub const EQ_LOG_ENTRIES: u8 = 6;
 
@@ -1676,6 +1678,40 @@ impl Node {
         srq.producer = srq.producer.wrapping_add(1);
         self.host.memory.put(srq.record, &srq.producer);
         id
+    }
+
+    /// Makes queue pair 2, which sends datagrams, and so many members of a group, none of whom receives. Returns a frame
+    /// to them; they have had a first one.
+    pub fn crowd(&mut self, members: usize) -> Vec<u8> {
+        const QKEY: u32 = 7;
+        let gid = crate::gid::gid_of_ipv4(CROWD);
+        let options = QpOptions {
+            service: Service::Ud,
+            ..QpOptions::default()
+        };
+        self.create_qp(options);
+        self.start_datagrams(2, QKEY);
+        let template = self.qp_template(options);
+        for qpn in (3..).take(members) {
+            self.execute(&CreateQueuePair { qpn, ..template });
+            self.start_datagrams(qpn, QKEY);
+            let member = MulticastMember {
+                gid,
+                qpn,
+                reserved: 0,
+            };
+            let attach = CommandOpcode::AttachMulticast;
+            assert_eq!(self.command(attach, &member), CommandStatus::Ok);
+        }
+        let group = Peer {
+            gid,
+            mac: [1, 0, 0x5e, CROWD[1], CROWD[2], CROWD[3]],
+            ..self.as_peer(crate::multicast::MULTICAST_QPN)
+        };
+        let send = SendWork::new(SendOpcode::Send, &[]).datagram(&group.datagram(QKEY));
+        self.post_send(2, &send);
+        self.settle();
+        self.host.sent.pop_front().unwrap()
     }
 
     /// From RESET to RTS, for datagrams.

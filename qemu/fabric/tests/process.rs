@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The fabric binary, seen from its sockets.
 
+mod common;
 mod namespaces;
 mod users;
 
+use common::{stop, until, DEADLINE};
 use ferrite_fabric::descriptors::{self, Receiver};
 use ferrite_fabric::framing::{Reader, Writer};
 use ferrite_fabric::ring::{self, Consumer, Producer};
 use ferrite_fabric::shortcut::{is_message, Message, ShortcutId};
 use ferrite_fabric::switch::Mac;
-use rustix::process::{kill_process, Pid, Signal};
+use rustix::process::{kill_process, Signal};
 use serde_json::Value;
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
@@ -21,8 +23,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-
-const DEADLINE: Duration = Duration::from_secs(120);
 
 struct Fabric {
     child: Child,
@@ -113,30 +113,6 @@ impl Drop for Fabric {
         let _ = self.child.wait();
         let _ = std::fs::remove_dir_all(&self.directory);
     }
-}
-
-fn until(mut condition: impl FnMut() -> bool) {
-    let end = Instant::now() + DEADLINE;
-    while !condition() {
-        assert!(Instant::now() < end, "the condition never came true");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
-/// Stops a process, and waits until it does nothing any more. `CONT` has it go on.
-fn stop(child: &Child) -> Pid {
-    let pid = Pid::from_child(child);
-    kill_process(pid, Signal::STOP).unwrap();
-    until(|| {
-        let tasks = std::fs::read_dir(format!("/proc/{}/task", child.id())).unwrap();
-        tasks.flatten().all(|task| {
-            let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
-            stat.rsplit(") ")
-                .next()
-                .is_some_and(|rest| rest.starts_with('T'))
-        })
-    });
-    pid
 }
 
 fn connect(path: &Path) -> UnixStream {

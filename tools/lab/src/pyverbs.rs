@@ -533,6 +533,37 @@ pub fn on_all(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
+/// Runs `check` with the suite's folder in a guest that has the suite.
+pub fn with_suite<T>(vm: &Vm, check: impl FnOnce(&str) -> Result<T>) -> Result<T> {
+    set_up(vm, &suite()?)?;
+    let checked = check(PLACE);
+    vm.sh("echo 0 >/proc/sys/vm/nr_hugepages")?;
+    checked
+}
+
+/// Runs modules of the suite on another device than Ferrite's, in a guest that has the suite ([`with_suite`]). None of
+/// their tests may fail; tells which passed and which were skipped.
+pub fn of_modules(vm: &Vm, modules: &[&str]) -> Result<[Vec<String>; 2]> {
+    let modules: Vec<String> = modules.iter().map(|name| (*name).to_owned()).collect();
+    let mut results = BTreeMap::new();
+    run_modules(vm, &modules, &mut results)?;
+    let mut ended = [Vec::new(), Vec::new()];
+    let mut failed = String::new();
+    for (test, outcome) in results {
+        match outcome {
+            Outcome::Passed => ended[0].push(test),
+            Outcome::Skipped(_) => ended[1].push(test),
+            Outcome::Failed(why) => {
+                let _ = writeln!(failed, "{test}: {why}");
+            }
+        }
+    }
+    if !failed.is_empty() {
+        bail!("{failed}");
+    }
+    Ok(ended)
+}
+
 /// Runs the suite; false when something failed.
 pub fn run(options: &Options) -> Result<bool> {
     let allowed = allowed()?;

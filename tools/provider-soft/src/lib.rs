@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! The provider of `samples/rust_rdma_soft`, as small as one can be: all that it is asked for it hands to the kernel.
 //!
-//! Posting and polling, which other providers do without the kernel, are commands here, which the core answers with the
-//! driver's operations for kernel users. libibverbs has functions for them; with those for posting (`ibv_cmd_post_send`)
-//! every request ended with `EOPNOTSUPP` in the lab, so that these commands are written here.
+//! Posting and polling, which other providers do without the kernel, are functions of libibverbs here
+//! (`ibv_cmd_post_send`, `ibv_cmd_poll_cq`), which the core answers with the driver's operations for kernel users.
 //! What a verb has no function for is not in the table, and libibverbs answers that it is not supported.
 
 use core::ffi::{c_int, c_void};
@@ -26,8 +25,8 @@ static MATCH_TABLE: [verbs_match_ent; 2] = [
     verbs_match_ent {
         driver_data: ptr::null_mut(),
         key: verbs_match_key {
-            // A device that is on no bus is known by its name only.
-            modalias: c"rdma_device:Nsoft*".as_ptr(),
+            // A device that is on no bus is known by its name only, which is to be one that nobody gives to another.
+            modalias: c"rdma_device:Nrust_soft*".as_ptr(),
         },
         vendor: 0,
         device: 0,
@@ -100,6 +99,16 @@ extern "C" {
         resp_size: usize,
     ) -> c_int;
     fn ibv_cmd_poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -> c_int;
+    fn ibv_cmd_post_recv(
+        qp: *mut ibv_qp,
+        wr: *mut ibv_recv_wr,
+        bad_wr: *mut *mut ibv_recv_wr,
+    ) -> c_int;
+    fn ibv_cmd_post_send(
+        qp: *mut ibv_qp,
+        wr: *mut ibv_send_wr,
+        bad_wr: *mut *mut ibv_send_wr,
+    ) -> c_int;
     fn ibv_cmd_req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int;
 }
 
@@ -344,88 +353,31 @@ unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     unsafe { end(qp, ibv_cmd_destroy_qp(qp)) }
 }
 
-/// Requests that are posted by one command, as the kernel reads them: all requests, then the entries of all lists.
-#[derive(Default)]
-struct Posted {
-    count: u32,
-    requests: Vec<u8>,
-    entries: Vec<u8>,
-}
-
-impl Posted {
-    /// Adds a request, of which the words are all that the kernel's structure has.
-    ///
-    /// # Safety
-    ///
-    /// `list` is `length` entries.
-    unsafe fn add(&mut self, words: &[u32], list: *const ibv_sge, length: c_int) {
-        self.count += 1;
-        self.requests
-            .extend(words.iter().flat_map(|word| word.to_ne_bytes()));
-        for at in 0..usize::try_from(length).unwrap_or(0) {
-            // SAFETY: it is an entry of the list, by the caller.
-            let entry = unsafe { &*list.add(at) };
-            self.entries.extend(entry.addr.to_ne_bytes());
-            self.entries.extend(entry.length.to_ne_bytes());
-            self.entries.extend(entry.lkey.to_ne_bytes());
+/// Posts a list, a request at a time: the kernel's commands have a list as well, but of no more than 256 KiB. `bad` is
+/// set to the one that was not taken, with what is behind it.
+///
+/// # Safety
+///
+/// `first` is null or a list that `next` leads through, and `bad` may be written to.
+unsafe fn post_each<T: Copy>(
+    first: *mut T,
+    bad: *mut *mut T,
+    next: impl Fn(&mut T) -> &mut *mut T,
+    post: impl Fn(*mut T, *mut *mut T) -> c_int,
+) -> c_int {
+    let mut request = first;
+    // SAFETY: it is null or a request of the list, by the caller.
+    while let Some(mut alone) = unsafe { request.as_ref() }.copied() {
+        let behind = core::mem::replace(next(&mut alone), ptr::null_mut());
+        let result = post(&mut alone, &mut ptr::null_mut());
+        if result != 0 {
+            // SAFETY: the caller vouches for it.
+            unsafe { *bad = request };
+            return result;
         }
+        request = behind;
     }
-
-    /// Posts them to `qp`; gives an errno value and how many were taken.
-    ///
-    /// # Safety
-    ///
-    /// `qp` is a queue pair of this provider.
-    unsafe fn post(&self, qp: *mut ibv_qp, command: u32) -> (c_int, u32) {
-        // Which of them the kernel did not take, counted from one; the structures of all commands for posting begin with
-        // where that is to be put.
-        let mut bad = 0u32;
-        // SAFETY: the queue pair is open, by the caller.
-        let (handle, fd) = unsafe { ((*qp).handle, (*(*qp).context).cmd_fd) };
-        let size = self.requests.len() as u32 / self.count.max(1);
-        let response = (&raw mut bad as u64).to_ne_bytes();
-        let rest = [handle, self.count, self.entries.len() as u32 / ENTRY, size];
-        let length =
-            HEADER + response.len() + size_of_val(&rest) + self.requests.len() + self.entries.len();
-        let header = [command, (length as u32 / 4) | (1 << 16)];
-        let words = |words: &[u32]| {
-            words
-                .iter()
-                .flat_map(|word| word.to_ne_bytes())
-                .collect::<Vec<u8>>()
-        };
-        let whole = [
-            &words(&header)[..],
-            &response,
-            &words(&rest),
-            &self.requests,
-            &self.entries,
-        ]
-        .concat();
-        // SAFETY: the buffer is as long as told, and the answer goes to `bad`, which outlives the call.
-        let written = unsafe { libc::write(fd, whole.as_ptr().cast(), whole.len()) };
-        if written == whole.len() as isize {
-            return (0, self.count);
-        }
-        let errno = std::io::Error::last_os_error().raw_os_error();
-        (errno.unwrap_or(libc::EIO), bad.saturating_sub(1))
-    }
-}
-
-/// Bytes of a command's header (`struct ib_uverbs_cmd_hdr`).
-const HEADER: usize = size_of::<ib_uverbs_cmd_hdr>();
-/// Bytes of an entry (`struct ib_uverbs_sge`).
-const ENTRY: u32 = size_of::<ib_uverbs_sge>() as u32;
-
-// In words: the command, then 16 bits each for the lengths of command and answer.
-const _: () = assert!(HEADER == 8 && offset_of!(ib_uverbs_cmd_hdr, out_words) == 6);
-
-/// The two halves of a number, as they are in memory.
-fn halves(number: u64) -> [u32; 2] {
-    let bytes = number.to_ne_bytes();
-    let half =
-        |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-    [half(0), half(4)]
+    0
 }
 
 unsafe extern "C" fn post_send(
@@ -433,54 +385,11 @@ unsafe extern "C" fn post_send(
     first: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
-    let mut posted = Posted::default();
-    let mut next = first;
-    while !next.is_null() {
-        // SAFETY: the program gives a list of requests, whose kind says which of the unions' fields are set.
-        unsafe {
-            let wr = &*next;
-            let id = halves(wr.wr_id);
-            let ex = wr.__bindgen_anon_1.invalidate_rkey;
-            let mut words = [0u32; 14];
-            words[..6].copy_from_slice(&[
-                id[0],
-                id[1],
-                wr.num_sge as u32,
-                wr.opcode,
-                wr.send_flags,
-                ex,
-            ]);
-            if matches!(
-                wr.opcode,
-                IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD
-            ) {
-                let atomic = wr.wr.atomic;
-                words[6..8].copy_from_slice(&halves(atomic.remote_addr));
-                words[8..10].copy_from_slice(&halves(atomic.compare_add));
-                words[10..12].copy_from_slice(&halves(atomic.swap));
-                words[12] = atomic.rkey;
-            } else {
-                let rdma = wr.wr.rdma;
-                words[6..8].copy_from_slice(&halves(rdma.remote_addr));
-                words[8] = rdma.rkey;
-            }
-            const { assert!(size_of::<ib_uverbs_send_wr>() == size_of::<[u32; 14]>()) };
-            posted.add(&words, wr.sg_list, wr.num_sge);
-            next = wr.next;
-        }
+    // SAFETY: queue pair and list are the program's, as is `bad`.
+    unsafe {
+        let post = |wr, bad| ibv_cmd_post_send(qp, wr, bad);
+        post_each(first, bad, |wr| &mut wr.next, post)
     }
-    // SAFETY: the queue pair is the program's.
-    let (errno, taken) = unsafe { posted.post(qp, IB_USER_VERBS_CMD_POST_SEND) };
-    if errno != 0 {
-        // SAFETY: fewer were taken than the list has; `bad` is the program's.
-        unsafe {
-            *bad = first;
-            for _ in 0..taken {
-                *bad = (**bad).next;
-            }
-        }
-    }
-    errno
 }
 
 unsafe extern "C" fn post_recv(
@@ -488,34 +397,11 @@ unsafe extern "C" fn post_recv(
     first: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    let mut posted = Posted::default();
-    let mut next = first;
-    while !next.is_null() {
-        // SAFETY: the program gives a list of requests.
-        unsafe {
-            let wr = &*next;
-            let id = halves(wr.wr_id);
-            const { assert!(size_of::<ib_uverbs_recv_wr>() == size_of::<[u32; 4]>()) };
-            posted.add(
-                &[id[0], id[1], wr.num_sge as u32, 0],
-                wr.sg_list,
-                wr.num_sge,
-            );
-            next = wr.next;
-        }
+    // SAFETY: queue pair and list are the program's, as is `bad`.
+    unsafe {
+        let post = |wr, bad| ibv_cmd_post_recv(qp, wr, bad);
+        post_each(first, bad, |wr| &mut wr.next, post)
     }
-    // SAFETY: the queue pair is the program's.
-    let (errno, taken) = unsafe { posted.post(qp, IB_USER_VERBS_CMD_POST_RECV) };
-    if errno != 0 {
-        // SAFETY: fewer were taken than the list has; `bad` is the program's.
-        unsafe {
-            *bad = first;
-            for _ in 0..taken {
-                *bad = (**bad).next;
-            }
-        }
-    }
-    errno
 }
 
 extern "C" fn register() {

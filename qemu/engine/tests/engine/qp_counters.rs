@@ -5,7 +5,7 @@
 use crate::wire::*;
 use ferrite_abi::*;
 use ferrite_engine::testing::{Node, QpOptions, SendWork};
-use ferrite_engine::{QpCounters, FEATURES};
+use ferrite_engine::{Engine, QpCounters, FEATURES};
 use CommandStatus::{BadNumber, BadParameter, NotFound, Unsupported};
 
 /// Of a second connection beside that of [`Pair`].
@@ -276,4 +276,23 @@ fn a_query_names_queue_pairs_that_are_there_and_nothing_else() {
     let mut node = Node::with_features(1, FEATURES & !FEATURE_QP_COUNTERS);
     node.create_qp(QpOptions::default());
     assert_eq!(node.command(opcode, &asked(&[2])), Unsupported);
+}
+
+#[test]
+fn a_device_that_does_not_offer_them_tells_of_none() {
+    let mut node = Node::power_on(1);
+    let mut config = node.engine.config().clone();
+    config.features &= !FEATURE_QP_COUNTERS;
+    node.engine = Engine::new(config);
+    node.boot();
+    let caps: DeviceCaps = node.query(CommandOpcode::QueryDevice, 0).unwrap();
+    // DEV-3-178.
+    assert_eq!(
+        (caps.features & FEATURE_QP_COUNTERS, caps.qp_counters),
+        (0, 0)
+    );
+    assert_eq!(
+        node.command(CommandOpcode::QueryQueuePairCounters, &asked(&[QPN_A])),
+        Unsupported
+    );
 }

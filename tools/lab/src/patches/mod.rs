@@ -16,8 +16,8 @@ use std::process::Command;
 use anyhow::{bail, ensure, Context, Result};
 
 use self::series::{
-    Edit, Step, CHECKPATCH_EXCEPTIONS, CONFIGURED, COVER, COVER_SUBJECT, GROWING, OTHER_ROOMS,
-    OUT_OF_TREE, PLACES, REWRITES, ROOMS, STEPS,
+    Edit, Module, Step, BUILT_IN, CHECKPATCH_EXCEPTIONS, CONFIGURED, COVER, COVER_SUBJECT, GROWING,
+    OTHER_ROOMS, OUT_OF_TREE, PLACES, REWRITES, ROOMS, STEPS,
 };
 use crate::kernel::{self, Flavour, Kernel};
 use crate::process::tie;
@@ -82,6 +82,7 @@ pub fn tests(wanted: impl Fn(&str) -> bool, report: &mut Report) {
             let patches = write(&kernel, &author)?;
             check_style(&kernel, &patches)?;
             check_format(&kernel, &author)?;
+            check_documents(&author, &kernel)?;
             check_applies(&kernel, &author, &patches)
         });
     }
@@ -98,8 +99,12 @@ pub fn build_tests(wanted: impl Fn(&str) -> bool, report: &mut Report) -> Result
         in_tree.put(tree)?;
         // What was not compiled before does not change what is compiled.
         if wanted(&name) {
-            report.test(&name, || in_tree.build(tree));
+            report.test(&name, || in_tree.build(tree, CONFIGURED));
         }
+    }
+    let name = "patches: the kernel links with what the series has built in";
+    if let Some(tree) = trees.last().filter(|_| wanted(name)) {
+        report.test(name, || in_tree.build(tree, BUILT_IN));
     }
     Ok(())
 }
@@ -682,6 +687,91 @@ fn check_applies(kernel: &Kernel, author: &str, patches: &[PathBuf]) -> Result<(
     Ok(())
 }
 
+/// The command that looks whether an option for `scripts/config` was kept by `olddefconfig`, which leaves out what
+/// does not have all that it depends on.
+fn is_set(option: &str) -> Result<String> {
+    let (value, name) = match option.split_once(' ') {
+        Some(("enable", name)) => ('y', name),
+        Some(("module", name)) => ('m', name),
+        _ => bail!("{option} is no option"),
+    };
+    Ok(format!("grep -qx CONFIG_{name}={value} .config"))
+}
+
+/// What is wrong with a text in reStructuredText, as far as it can be seen without a parser for it: lines of titles, the
+/// columns of simple tables, literals.
+fn wrong_markup(text: &str) -> Vec<String> {
+    let is_line = |line: &str| {
+        let first = line.chars().next();
+        line.len() > 3
+            && first.is_some_and(|first| "=-~".contains(first))
+            && line.chars().all(|other| Some(other) == first)
+    };
+    let mut wrong = Vec::new();
+    // Where the columns of the table begin that a line is in.
+    let mut table: Option<Vec<usize>> = None;
+    let mut borders = 0;
+    let mut above = "";
+    for (at, line) in text.lines().enumerate() {
+        let mut say = |what: &str| wrong.push(format!("line {}: {what}: {line}", at + 1));
+        if line.contains('\t') || line.ends_with(' ') {
+            say("tab or space at the end");
+        }
+        let is_border = line.contains("= =") && line.chars().all(|c| c == '=' || c == ' ');
+        if is_border {
+            let begins: Vec<usize> = (1..line.len())
+                .filter(|at| &line[at - 1..=*at] == " =")
+                .collect();
+            match &table {
+                Some(columns) if *columns != begins => say("other columns than above"),
+                _ => {}
+            }
+            borders += 1;
+            // One above, one below, and one below the head where there is one.
+            let ends = table.is_some() && text.lines().nth(at + 1).is_none_or(str::is_empty);
+            table = (!ends).then_some(begins);
+        } else if let Some(columns) = &table {
+            for begin in columns {
+                if line.as_bytes().get(begin - 1).is_some_and(|c| *c != b' ') {
+                    say("text between columns");
+                }
+            }
+        } else if is_line(line) && !above.is_empty() && !is_line(above) {
+            if line.chars().count() < above.chars().count() {
+                say("shorter than its title");
+            }
+        }
+        above = line;
+    }
+    if table.is_some() || borders % 2 != 0 && borders % 3 != 0 {
+        wrong.push("a table without an end".to_owned());
+    }
+    for paragraph in text.split("\n\n") {
+        if paragraph.matches("``").count() % 2 != 0 {
+            wrong.push(format!("a literal without an end: {paragraph}"));
+        }
+    }
+    wrong
+}
+
+/// Looks at the documents of the series.
+fn check_documents(author: &str, kernel: &Kernel) -> Result<()> {
+    let trees = trees(&kernel.source, author)?;
+    let last = trees.last().context("no patches")?;
+    let mut seen = 0;
+    for (path, text) in last {
+        // Those of the kernel are its own.
+        if !path.ends_with(".rst") || trees[0].contains_key(path) {
+            continue;
+        }
+        seen += 1;
+        let wrong = wrong_markup(text);
+        ensure!(wrong.is_empty(), "{path}: {}", wrong.join("\n"));
+    }
+    ensure!(seen > 0, "the series has no documents");
+    Ok(())
+}
+
 /// A kernel tree with the series up to a patch, and its build folder: layers over the cached ones,
 /// at the same paths, so that only what the series changes is built anew.
 struct InTree<'k> {
@@ -712,16 +802,18 @@ impl<'k> InTree<'k> {
         put(tree, &self.dir.join("source"))
     }
 
-    /// Builds what the tree has of the series, without a warning.
-    fn build(&mut self, tree: &Tree) -> Result<()> {
-        let there: Vec<_> = CONFIGURED
+    /// Builds what the tree has of these, without a warning.
+    fn build(&mut self, tree: &Tree, modules: &[Module]) -> Result<()> {
+        let there: Vec<_> = modules
             .iter()
             .filter(|module| tree.contains_key(module.makefile))
             .collect();
         ensure!(!there.is_empty(), "nothing of the series is built yet");
         let mut enable = String::new();
+        let mut configured = String::from("true");
         for option in there.iter().flat_map(|module| module.options) {
             enable += &format!(" --{option}");
+            configured += &format!("; {}", is_set(option)?);
         }
         let configure = if enable == self.options {
             "true"
@@ -742,7 +834,7 @@ impl<'k> InTree<'k> {
         };
         let make = format!("make -C {source} O={build} ARCH=x86 -j{}", kernel::jobs());
         let script = format!(
-            "{}; {}; cd {build}; {}; {make} -s{goals}; \
+            "{}; {}; cd {build}; {}; {configured}; {make} -s{goals}; \
              for goal in{goals}; do test -s $goal; echo built $goal; done",
             layer(&source.to_string(), "source"),
             layer(&build.to_string(), "build"),
@@ -785,6 +877,38 @@ mod tests {
 
     fn names(of: &[&str]) -> BTreeSet<String> {
         of.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    #[test]
+    fn documents_are_looked_at() {
+        let good = "=====\nTitle\n=====\n\nText, ``literal``.\n\nPart\n====\n\n\
+                    ====== =====\n``a``  one\n       more\n``bb`` two\n====== =====\n";
+        assert_eq!(wrong_markup(good), [""; 0]);
+        for (from, to) in [
+            ("Part\n", "A longer part\n"),
+            ("``a``  one", "``aaa`` one"),
+            ("``literal``", "``literal"),
+            ("two\n====== =====\n", "two\n"),
+            ("two\n====== =====\n", "two\n===== ======\n"),
+            ("Text, ", "Text,\t"),
+        ] {
+            let bad = good.replacen(from, to, 1);
+            assert_ne!(bad, good);
+            assert_eq!(
+                wrong_markup(&bad).len(),
+                1,
+                "{bad}: {:?}",
+                wrong_markup(&bad)
+            );
+        }
+    }
+
+    #[test]
+    fn what_olddefconfig_left_out_is_looked_for() -> Result<()> {
+        assert_eq!(is_set("enable A_B")?, "grep -qx CONFIG_A_B=y .config");
+        assert_eq!(is_set("module C")?, "grep -qx CONFIG_C=m .config");
+        assert!(is_set("C").is_err());
+        Ok(())
     }
 
     #[test]

@@ -210,6 +210,17 @@ pub(super) const CONFIGURED: &[Module] = &[
     },
 ];
 
+/// What is configured and built in addition after the last patch: the kernel itself, with what can be built in. The
+/// samples are modules only.
+pub(super) const BUILT_IN: &[Module] = &[Module {
+    makefile: "drivers/infiniband/hw/ferrite/Makefile",
+    options: &[
+        "enable INFINIBAND_RUST_KUNIT_TEST",
+        "enable INFINIBAND_FERRITE",
+    ],
+    goals: &["vmlinux"],
+}];
+
 /// What checkpatch says and is not followed: the kind, what the patch's name has, and why.
 pub(super) const CHECKPATCH_EXCEPTIONS: &[(&str, &str, &str)] = &[
     (
@@ -934,7 +945,8 @@ of processes, and a port beside a network interface. It has no hardware to
 know, so that what is left is what a driver has to say to the RDMA core.
 
 Processes post and poll through the kernel. The other sample passes its
-tests on it.
+tests on it, and of rdma-core's tests those of domains, regions,
+completion queues and reliable connections do.
 ",
         files: &[
             "Kconfig#SAMPLE_RUST_RDMA_SOFT",

@@ -57,7 +57,7 @@ pub const SLOW: &[VmTest] = &[
         pending_and_failed_keys,
     ),
     VmTest::new(
-        "a registration that failed is told of, and is ended or mended like any other",
+        "a registration that failed is told of, and is ended or mended like any other, of programs and of the kernel",
         failed_registration,
     ),
     VmTest::new(
@@ -311,7 +311,9 @@ const STALLED: u32 = 2000;
 
 fn pending_and_failed_keys(cluster: &Cluster) -> Result<()> {
     let (one, two) = cluster.two()?;
-    let rules = json!({"cmd": "misbehave", "hold_tags": STALLED, "fail_length": FAIL_LENGTH});
+    let rules = json!({
+        "cmd": "misbehave", "hold_tags": STALLED, "fail_length": FAIL_LENGTH, "fail_windows": true,
+    });
     with_rules(cluster, &rules, || {
         super::basics::verbs_check_between(one, two, "pending")?;
         for vm in [one, two] {
@@ -375,18 +377,35 @@ fn failed_registration(cluster: &Cluster) -> Result<()> {
                 && said.contains("a registration failed after its key was given out"),
             "{said}"
         );
+        let said = run_sample_with(one, &format!("failing_pages={}", FAIL_LENGTH / 4096))?;
+        ensure!(
+            said.contains("not made: LocalProtection 19")
+                && said.contains("ok a_region_that_was_not_made_is_not_registered"),
+            "{said}"
+        );
+        ensure!(
+            held(cluster, one, "failed_tags")? == 3,
+            "not just what was to fail did"
+        );
         Ok(())
     })
 }
 
 /// Loads and unloads the sample; gives what it said.
 pub(super) fn run_sample(vm: &Vm) -> Result<String> {
+    run_sample_with(vm, "")
+}
+
+/// The same with parameters.
+fn run_sample_with(vm: &Vm, parameters: &str) -> Result<String> {
     vm.sh_in(
-        "set -e
-         dmesg -C
-         insmod /ferrite/modules/rust_rdma_loop.ko
-         rmmod rust_rdma_loop
-         dmesg",
+        &format!(
+            "set -e
+             dmesg -C
+             insmod /ferrite/modules/rust_rdma_loop.ko {parameters}
+             rmmod rust_rdma_loop
+             dmesg"
+        ),
         PATIENCE,
     )
 }
@@ -440,6 +459,7 @@ fn kernel_user(cluster: &Cluster) -> Result<()> {
             format!("drained by {cause}: LocalProtection {number}, then Sqd"),
             format!("mended after {cause}"),
             format!("ended by {cause}: LocalProtection {number}, then Err"),
+            format!("not offered by {cause}: LocalProtection {number}, then Sqd"),
         ] {
             ensure!(
                 said.contains(&line),

@@ -6,13 +6,14 @@
 use std::time::Duration;
 
 use super::refusal::{
-    fails_locally, in_error, mark, no_events, refused_as_it_is, refused_for, vendor, work,
+    failed, fails_locally, flushes, in_error, mark, next_key, no_events, refused_as_it_is,
+    refused_for, untouched, vendor, work,
 };
 use crate::bench::{At, Bench, End, Pair, PairOptions, ALL_ACCESS};
 use crate::expect;
 use crate::report::{Check, Report};
 use crate::sys::*;
-use crate::verbs::SendWork;
+use crate::verbs::{BindWork, SendWork};
 
 /// Where in a pair's buffer the regions begin that are pending.
 const OFFSET: usize = 8192;
@@ -48,6 +49,10 @@ const CHECKS: &[(&str, Body)] = &[
     (
         "a region whose registration fails refuses peers",
         to_what_failed,
+    ),
+    (
+        "windows that the device did not make are bound to nothing, and end as any other",
+        windows_that_failed,
     ),
 ];
 
@@ -168,7 +173,7 @@ fn from_what_ends(bench: &mut Bench) -> Check {
         "the write from what has ended",
     )?;
     in_error(bench, End::Here, pair.here.qp.qp)?;
-    super::refusal::untouched(bench, &pair)?;
+    untouched(bench, &pair)?;
     bench.destroy(&pair)
 }
 
@@ -177,7 +182,7 @@ fn to_what_ends(bench: &mut Bench) -> Check {
     let (mr, address, key) = region(bench, &pair, End::There, LENGTH)?;
     bench.there.destroy(mr).at("ibv_dereg_mr")?;
     refused_as_it_is(bench, &pair, &write_to(&pair, (address, key)))?;
-    super::refusal::untouched(bench, &pair)?;
+    untouched(bench, &pair)?;
     bench.destroy(&pair)
 }
 
@@ -196,4 +201,34 @@ fn to_what_failed(bench: &mut Bench) -> Check {
     let bad = write_to(&pair, (address, key));
     refused_for(bench, &pair, &bad, vendor::REGISTRATION_FAILED)?;
     bench.there.destroy(mr).at("ibv_dereg_mr")
+}
+
+/// Of either kind. The device is told to fail them all (`fail_windows`).
+fn windows_that_failed(bench: &mut Bench) -> Check {
+    for kind in [IBV_MW_TYPE_1, IBV_MW_TYPE_2] {
+        let pair = pair(bench)?;
+        let own = pair.here;
+        let access = ALL_ACCESS | IBV_ACCESS_MW_BIND;
+        let side = &mut bench.here;
+        let (mr, ..) = side
+            .mr(own.pd, own.buffer, OFFSET, LENGTH, access)
+            .at("ibv_reg_mr")?;
+        let (mw, rkey) = side.window(own.pd, kind).at("ibv_alloc_mw")?;
+        let bind = BindWork {
+            wr_id: 6,
+            rkey: next_key(rkey),
+            address: own.address + OFFSET as u64,
+            length: LENGTH as u64,
+            access: IBV_ACCESS_REMOTE_READ,
+        };
+        side.bind(own.qp.qp, mw, mr, &bind).at("bind")?;
+        let (status, why) = (IBV_WC_MW_BIND_ERR, vendor::REGISTRATION_FAILED);
+        failed(bench, End::Here, own.send_cq, bind.wr_id, status, why)?;
+        flushes(bench, &pair)?;
+        untouched(bench, &pair)?;
+        bench.here.destroy(mw).at("ibv_dealloc_mw")?;
+        bench.here.destroy(mr).at("ibv_dereg_mr")?;
+        bench.destroy(&pair)?;
+    }
+    Ok(())
 }
