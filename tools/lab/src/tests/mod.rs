@@ -308,10 +308,7 @@ pub fn groups() -> Vec<Group> {
             load_driver: false,
             options: split::options,
             long: true,
-            tests: &[
-                ("split", split::LONG_TESTS),
-                ("split", split::AFTERWARDS),
-            ],
+            tests: &[("split", split::LONG_TESTS), ("split", split::AFTERWARDS)],
         },
         Group {
             name: "split over rxe",
