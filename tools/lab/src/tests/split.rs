@@ -13,7 +13,7 @@ use super::{no_leaks, wait_active, VmTest};
 use crate::cluster::{Cluster, Options};
 use crate::vm::Vm;
 
-/// Over Ferrite's devices, with all checkers of the test kernel: a part of each run.
+/// Over Ferrite's devices, with all checkers of the test kernel: a short selection, meant for each run.
 pub const TESTS: &[VmTest] = &[
     VmTest::new(
         "a host's interface has address, MTU, carrier and statistics of the far one, and reaches the LAN: ping",
