@@ -129,8 +129,10 @@ pub struct Path {
     pub static_rate: u8,
     /// The port.
     pub port: u32,
-    /// The MAC address of the next hop.
+    /// The MAC address of the next hop, on a RoCE port.
     pub dmac: [u8; 6],
+    /// The destination's local identifier (LID), on a port of InfiniBand; there is none on a RoCE port.
+    pub dlid: Option<u16>,
 }
 
 /// Attributes of an address handle, or of a queue pair's path.
@@ -162,6 +164,11 @@ impl AhAttr {
         self.raw().type_ == bindings::rdma_ah_attr_type_RDMA_AH_ATTR_TYPE_ROCE
     }
 
+    /// Whether it is for a port of InfiniBand, so that [`Path::dlid`] is there.
+    fn is_ib(&self) -> bool {
+        self.raw().type_ == bindings::rdma_ah_attr_type_RDMA_AH_ATTR_TYPE_IB
+    }
+
     /// The path, by value.
     pub fn path(&self) -> Path {
         let raw = self.raw();
@@ -182,6 +189,10 @@ impl AhAttr {
             } else {
                 [0; 6]
             },
+            dlid: self.is_ib().then(|| {
+                // SAFETY: The type was looked at: for InfiniBand it is this view of the union that the core has set.
+                unsafe { raw.__bindgen_anon_1.ib.as_ref().dlid }
+            }),
         }
     }
 
@@ -197,8 +208,13 @@ impl AhAttr {
 impl Path {
     /// Writes the path where a consumer asked for it.
     pub(super) fn fill(&self, raw: &mut bindings::rdma_ah_attr) {
-        raw.type_ = bindings::rdma_ah_attr_type_RDMA_AH_ATTR_TYPE_ROCE;
-        raw.ah_flags = bindings::ib_ah_flags_IB_AH_GRH as u8;
+        // Within a subnet of InfiniBand packets need no global header.
+        let is_local = self.dlid.is_some() && self.dgid == Gid::default();
+        raw.ah_flags = if is_local {
+            0
+        } else {
+            bindings::ib_ah_flags_IB_AH_GRH as u8
+        };
         // SAFETY: `raw` is borrowed mutably; a GID is sixteen bytes in any view.
         unsafe {
             core::ptr::addr_of_mut!(raw.grh.dgid)
@@ -212,7 +228,17 @@ impl Path {
         raw.sl = self.sl;
         raw.static_rate = self.static_rate;
         raw.port_num = self.port;
-        // SAFETY: The type written above makes this view of the union the right one.
-        unsafe { raw.__bindgen_anon_1.roce.as_mut().dmac = self.dmac };
+        match self.dlid {
+            None => {
+                raw.type_ = bindings::rdma_ah_attr_type_RDMA_AH_ATTR_TYPE_ROCE;
+                // SAFETY: The type makes this view of the union the right one.
+                unsafe { raw.__bindgen_anon_1.roce.as_mut().dmac = self.dmac };
+            }
+            Some(dlid) => {
+                raw.type_ = bindings::rdma_ah_attr_type_RDMA_AH_ATTR_TYPE_IB;
+                // SAFETY: The type makes this view of the union the right one.
+                unsafe { raw.__bindgen_anon_1.ib.as_mut().dlid = dlid };
+            }
+        }
     }
 }

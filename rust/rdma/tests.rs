@@ -898,6 +898,37 @@ mod suite {
     }
 
     #[test]
+    fn a_path_is_told_as_that_of_the_link_that_it_is_on() {
+        let told = |path: Path| {
+            let mut raw: bindings::rdma_ah_attr = pin_init::zeroed();
+            path.fill(&mut raw);
+            // SAFETY: It is a local, which does not change any more.
+            let seen = unsafe { AhAttr::from_raw(&raw) }.path();
+            assert_eq!(seen, path);
+            (raw.type_, u32::from(raw.ah_flags))
+        };
+        let grh = bindings::ib_ah_flags_IB_AH_GRH;
+        let roce = Path {
+            dmac: [2, 0, 0, 0, 0, 1],
+            hop_limit: 64,
+            ..Path::default()
+        };
+        let type_ = bindings::rdma_ah_attr_type_RDMA_AH_ATTR_TYPE_ROCE;
+        assert_eq!(told(roce), (type_, grh));
+        let local = Path {
+            dlid: Some(7),
+            ..Path::default()
+        };
+        let type_ = bindings::rdma_ah_attr_type_RDMA_AH_ATTR_TYPE_IB;
+        assert_eq!(told(local), (type_, 0));
+        let beyond = Path {
+            dgid: Gid([1; 16]),
+            ..local
+        };
+        assert_eq!(told(beyond), (type_, grh));
+    }
+
+    #[test]
     fn what_only_some_devices_have_is_asked_of_these_alone() {
         for registrations_drain in [false, true] {
             for register_send in [false, true] {

@@ -36,7 +36,7 @@ fn the_files_that_a_verb_passes_are_there() {
 }
 
 #[test]
-fn the_last_hop_of_a_verb_is_where_the_page_says() {
+fn the_hops_of_a_verb_are_where_the_page_says() {
     // "**Hop N**, `function` in (the driver's) `file`"
     let mut hops = 0;
     for hop in PAGE.split("**Hop ").skip(1) {

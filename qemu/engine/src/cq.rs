@@ -6,7 +6,7 @@ use crate::att::Att;
 use crate::core::Core;
 use crate::eq::{event, EventQueueState, Posted, MAX_EQ};
 use crate::memory::{Host, HostMemory};
-use crate::numbers::{Numbers, Table};
+use crate::numbers::{NumberTable, Numbers};
 use crate::timers::{Timer, TimerOwner};
 use crate::vectors::{completions, Route};
 use ferrite_abi::{
@@ -158,13 +158,13 @@ pub struct CompletionQueue {
 /// All completion queues.
 #[derive(Debug)]
 pub struct CompletionQueues {
-    queues: Table<CompletionQueue>,
+    queues: NumberTable<CompletionQueue>,
 }
 
 impl CompletionQueues {
     pub(crate) fn new(numbers: Numbers) -> Self {
         Self {
-            queues: Table::new(numbers),
+            queues: NumberTable::new(numbers),
         }
     }
 

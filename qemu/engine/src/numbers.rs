@@ -26,12 +26,12 @@ impl Numbers {
 
 /// Objects by number. It grows with the highest number in use.
 #[derive(Debug)]
-pub(crate) struct Table<T> {
+pub(crate) struct NumberTable<T> {
     numbers: Numbers,
     slots: Vec<Option<Box<T>>>,
 }
 
-impl<T> Table<T> {
+impl<T> NumberTable<T> {
     pub(crate) fn new(numbers: Numbers) -> Self {
         Self {
             numbers,
@@ -107,7 +107,7 @@ mod tests {
     #[test]
     fn a_table_has_its_own_numbers_alone() {
         let (first, count) = (0xff_ff00, 0x100);
-        let mut table = Table::new(Numbers { first, count });
+        let mut table = NumberTable::new(Numbers { first, count });
         for number in [0, 1, first - 1, first + count, u32::MAX] {
             assert_eq!(table.check(number), Err(CommandStatus::BadNumber));
             assert_eq!(table.find(number), Err(CommandStatus::BadNumber));

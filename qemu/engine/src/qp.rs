@@ -7,7 +7,7 @@ use crate::core::{Core, Nap, ReceiveCompletion, RoomKey, SendCompletion, Waited,
 use crate::counters::QpCounters;
 use crate::gid::{ipv4_of, MAX_GIDS};
 use crate::memory::Host;
-use crate::numbers::{Numbers, Table};
+use crate::numbers::{NumberTable, Numbers};
 use crate::queue::{
     are_apart, Placement, QueueError, ReceiveQueue, Registration, SendBody, SendQueue, SendRequest,
 };
@@ -149,7 +149,7 @@ impl QueuePair {
 /// All queue pairs.
 #[derive(Debug)]
 pub struct QueuePairs {
-    pairs: Table<QueuePair>,
+    pairs: NumberTable<QueuePair>,
     /// The one of management datagrams, whose number is everybody's.
     gsi: Option<Box<QueuePair>>,
 }
@@ -157,7 +157,7 @@ pub struct QueuePairs {
 impl QueuePairs {
     pub(crate) fn new(numbers: Numbers) -> Self {
         Self {
-            pairs: Table::new(numbers),
+            pairs: NumberTable::new(numbers),
             gsi: None,
         }
     }

@@ -5,7 +5,7 @@
 use crate::att::{Att, AttError};
 use crate::core::Core;
 use crate::memory::Host;
-use crate::numbers::{Numbers, Table};
+use crate::numbers::{NumberTable, Numbers};
 use crate::queue::{are_apart, Placement, QueueError, ReceiveQueue, ReceiveRequest, SharedId};
 use crate::tpt::Domain;
 use ferrite_abi::{
@@ -68,7 +68,7 @@ pub(crate) struct Resize {
 /// All shared receive queues.
 #[derive(Debug)]
 pub struct SharedReceiveQueues {
-    queues: Table<SharedReceiveQueue>,
+    queues: NumberTable<SharedReceiveQueue>,
     /// Made so far.
     made: u64,
 }
@@ -76,7 +76,7 @@ pub struct SharedReceiveQueues {
 impl SharedReceiveQueues {
     pub(crate) fn new(numbers: Numbers) -> Self {
         Self {
-            queues: Table::new(numbers),
+            queues: NumberTable::new(numbers),
             made: 0,
         }
     }

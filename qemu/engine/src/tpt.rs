@@ -5,7 +5,7 @@
 use crate::att::{Att, AttError};
 use crate::device_memory::{DeviceMemory, DEVICE_MEMORY_SIZE};
 use crate::memory::HostMemory;
-use crate::numbers::{Numbers, Table};
+use crate::numbers::{NumberTable, Numbers};
 use crate::paging::{Fault, PageError, PagedAtt};
 use ferrite_abi::{
     AllocateTag, AttOrder, BindPart, CommandStatus, FastRegisterPart, InvalidatePages, ListPart,
@@ -464,7 +464,7 @@ impl InFlight {
 /// The table.
 #[derive(Debug)]
 pub struct Tpt {
-    entries: Table<Entry>,
+    entries: NumberTable<Entry>,
     /// By index. No more than commands fit in the control ring.
     in_flight: BTreeMap<u32, InFlight>,
     /// Registrations and binds so far.
@@ -504,7 +504,7 @@ fn absent(error: PageError, end: u64, tag: u32, write: bool) -> TptError {
 impl Tpt {
     pub(crate) fn new(indices: Numbers) -> Self {
         Self {
-            entries: Table::new(indices),
+            entries: NumberTable::new(indices),
             in_flight: BTreeMap::new(),
             generation: 0,
             bound: BTreeSet::new(),

@@ -9,7 +9,7 @@ use ferrite_abi::{
 use crate::qp::Qp;
 use crate::srq::Srq;
 use crate::sys::*;
-use crate::table::Table;
+use crate::table::NumberTable;
 
 /// An entry with what the work request's poster wants to know.
 #[derive(Clone, Copy)]
@@ -58,16 +58,16 @@ impl Completion {
 
 /// Where completions find what they are about: the tables of a context, which outlives its queues.
 #[derive(Clone, Copy)]
-pub(crate) struct Tables {
-    queue_pairs: *const Table<Qp>,
-    xrc_srqs: *const Table<Srq>,
+pub(crate) struct QueuesByNumber {
+    queue_pairs: *const NumberTable<Qp>,
+    xrc_srqs: *const NumberTable<Srq>,
 }
 
-impl Tables {
+impl QueuesByNumber {
     /// # Safety
     ///
     /// The tables live as long as the result is used.
-    pub(crate) unsafe fn new(queue_pairs: &Table<Qp>, xrc_srqs: &Table<Srq>) -> Self {
+    pub(crate) unsafe fn new(queue_pairs: &NumberTable<Qp>, xrc_srqs: &NumberTable<Srq>) -> Self {
         Self {
             queue_pairs,
             xrc_srqs,

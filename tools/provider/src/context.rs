@@ -17,7 +17,7 @@ use crate::ioctl::{self, Command};
 use crate::memory::Doorbells;
 use crate::private::*;
 use crate::sys::*;
-use crate::table::Table;
+use crate::table::NumberTable;
 use crate::{ah, cq, cq_ex, device_memory, fail, post, protection, qp, srq, window, xrc};
 
 /// What an opened device is to this provider. libibverbs allocates it, with its own part first.
@@ -29,9 +29,9 @@ pub struct Context {
     /// Limits and features, as the driver told.
     pub limits: UverbsContextResponse,
     /// The queue pairs by number.
-    pub queue_pairs: Box<Table<qp::Qp>>,
+    pub queue_pairs: Box<NumberTable<qp::Qp>>,
     /// The SRQs of XRC by number.
-    pub xrc_srqs: Box<Table<srq::Srq>>,
+    pub xrc_srqs: Box<NumberTable<srq::Srq>>,
     /// What the device's clock is to the wall clock.
     pub clock: Clock,
 }
@@ -305,7 +305,7 @@ fn usable(mut limits: UverbsContextResponse) -> Result<UverbsContextResponse, c_
 /// kernel's.
 unsafe fn fill_in(context: *mut Context, limits: UverbsContextResponse) -> Result<(), c_int> {
     let limits = usable(limits)?;
-    let (queue_pairs, xrc_srqs) = (Table::new()?, Table::new()?);
+    let (queue_pairs, xrc_srqs) = (NumberTable::new()?, NumberTable::new()?);
     // SAFETY: `verbs` is initialised; a fresh mapping touches no memory in use.
     let page = unsafe {
         libc::mmap(

@@ -11,7 +11,7 @@ use ferrite_abi::{
     CompletionDoorbell, Plain, UverbsCqResponse, COMPLETION_SRQ, DOORBELL_COMPLETION,
 };
 
-use crate::completion::{is_shared_receive, service_level, Tables};
+use crate::completion::{is_shared_receive, service_level, QueuesByNumber};
 use crate::context::Context;
 use crate::cq_ring::{CqRing, CqState};
 use crate::fail;
@@ -31,7 +31,7 @@ pub struct Cq {
     pd: *mut ibv_pd,
     doorbells: Doorbells,
     /// Where its completions find what they are about.
-    tables: Tables,
+    tables: QueuesByNumber,
     /// The bits that the device's clock has.
     pub(crate) clock_mask: u64,
     /// Distinguishes one arming from the next.
@@ -87,7 +87,7 @@ impl Cq {
     }
 
     /// Where its completions find what they are about.
-    pub(crate) fn tables(&self) -> &Tables {
+    pub(crate) fn tables(&self) -> &QueuesByNumber {
         &self.tables
     }
 
@@ -184,7 +184,7 @@ impl Cq {
             pd,
             doorbells: context.doorbells,
             // SAFETY: the tables go with the context (`free_context`), after all its queues.
-            tables: unsafe { Tables::new(&context.queue_pairs, &context.xrc_srqs) },
+            tables: unsafe { QueuesByNumber::new(&context.queue_pairs, &context.xrc_srqs) },
             clock_mask: context.clock.mask(),
             arm_sequence: AtomicU32::new(0),
             session: AtomicUsize::new(0),
@@ -367,7 +367,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::cq_ring::tests::{state, write};
     use crate::srq::Srq;
-    use crate::table::{Inserted, Table};
+    use crate::table::{Inserted, NumberTable};
     use crate::testing::{self, Page, Shared};
     use ferrite_abi::CompletionEntry;
 
@@ -382,8 +382,8 @@ pub(crate) mod tests {
     pub(crate) fn alone(
         entries: u32,
         doorbells: Doorbells,
-        table: &Table<Qp>,
-        srqs: &Table<Srq>,
+        table: &NumberTable<Qp>,
+        srqs: &NumberTable<Srq>,
     ) -> Box<Cq> {
         Box::new(Cq {
             verbs: UnsafeCell::new(verbs_cq {
@@ -393,7 +393,7 @@ pub(crate) mod tests {
             pd: ptr::null_mut(),
             doorbells,
             // SAFETY: the tests keep the tables longer than the queue.
-            tables: unsafe { Tables::new(table, srqs) },
+            tables: unsafe { QueuesByNumber::new(table, srqs) },
             clock_mask: 0xffff_ffff_ffff,
             arm_sequence: AtomicU32::new(0),
             session: AtomicUsize::new(0),
@@ -412,7 +412,7 @@ pub(crate) mod tests {
     #[test]
     fn a_queue_is_armed_and_cleaned_between_start_and_end_of_polling() {
         let mut page = Page::new();
-        let (table, srqs) = (Table::new().unwrap(), Table::new().unwrap());
+        let (table, srqs) = (NumberTable::new().unwrap(), NumberTable::new().unwrap());
         let cq = alone(8, page.doorbells(), &table, &srqs);
         let mut qp = testing::rc(&testing::cap(8, 8, 1, 1, 0), page.doorbells());
         let qpn = qp.qpn;
@@ -451,7 +451,7 @@ pub(crate) mod tests {
     fn threads_poll_arm_and_destroy_on_one_queue() {
         const COMPLETIONS: u32 = 20_000;
         let mut page = Page::new();
-        let (table, srqs) = (Table::new().unwrap(), Table::new().unwrap());
+        let (table, srqs) = (NumberTable::new().unwrap(), NumberTable::new().unwrap());
         let cq = alone(64, page.doorbells(), &table, &srqs);
         {
             let mut state = cq.state.lock();

@@ -272,7 +272,7 @@ mod tests {
     use super::*;
     use crate::cq::poll_cq;
     use crate::cq::tests::alone;
-    use crate::table::{Inserted, Table};
+    use crate::table::{Inserted, NumberTable};
     use crate::testing::{self, Page};
     use ferrite_abi::{
         CompletionOpcode, CompletionStatus, Plain, COMPLETION_GRH, COMPLETION_IMMEDIATE,
@@ -282,7 +282,7 @@ mod tests {
     /// What each of the two ways of polling tells: immediate data or tag, and the flags.
     fn both_ways(flags: u16) -> (u32, u32) {
         let mut page = Page::new();
-        let (table, srqs) = (Table::new().unwrap(), Table::new().unwrap());
+        let (table, srqs) = (NumberTable::new().unwrap(), NumberTable::new().unwrap());
         let cq = alone(4, page.doorbells(), &table, &srqs);
         let mut qp = testing::rc(&testing::cap(1, 4, 1, 1, 0), page.doorbells());
         let qpn = qp.qpn;

@@ -11,8 +11,8 @@ use ferrite_abi::{
     COMPLETION_PHASE, COMPLETION_VALID_OFFSET,
 };
 
-use crate::completion::{Completion, Tables};
-use crate::ring::{QueueMemory, Ring};
+use crate::completion::{Completion, QueuesByNumber};
+use crate::ring::{QueueBuffer, Ring};
 use crate::sys::*;
 
 /// What is changed under the queue's lock.
@@ -26,7 +26,7 @@ pub(crate) struct CqState {
 
 /// A ring of completions.
 pub(crate) struct CqRing {
-    memory: QueueMemory,
+    memory: QueueBuffer,
     ring: Ring,
     log_entries: u8,
 }
@@ -59,7 +59,7 @@ impl CqRing {
         )?;
         Ok(Self {
             // SAFETY: the domain is as `Pd::buffer` wants it, by the caller.
-            memory: unsafe { QueueMemory::new::<CompletionRecord>(pd, ring.end()) }?,
+            memory: unsafe { QueueBuffer::new::<CompletionRecord>(pd, ring.end()) }?,
             log_entries: ring.log_entries(),
             ring,
         })
@@ -152,7 +152,7 @@ impl CqState {
 
     /// Takes the next completion.
     #[inline]
-    pub(crate) fn next(&mut self, tables: &Tables) -> Option<Completion> {
+    pub(crate) fn next(&mut self, tables: &QueuesByNumber) -> Option<Completion> {
         loop {
             let entry = self.ring.entry(self.consumer)?;
             self.consumer = self.consumer.wrapping_add(1);

@@ -5,7 +5,7 @@
 use core::ffi::c_int;
 
 use crate::fail;
-use crate::table::{Inserted, Table};
+use crate::table::{Inserted, NumberTable};
 
 /// Has `ask` make the kernel's side of `object`, which libibverbs fills in; it answers with an errno
 /// value. Of what fails nothing is left.
@@ -29,7 +29,7 @@ pub(crate) fn make<T>(object: Box<T>, ask: impl FnOnce(*mut T) -> c_int) -> Resu
 /// for completions of it. It may wait long for a completion queue, for this very thread even; so
 /// another queue is made, whose number is not the same as long as the first one is there.
 pub(crate) fn make_entered<T>(
-    table: &Table<T>,
+    table: &NumberTable<T>,
     make: &mut dyn FnMut() -> Result<(*mut T, u32), c_int>,
     destroy: &dyn Fn(*mut T),
 ) -> Result<*mut T, c_int> {
@@ -102,7 +102,7 @@ mod tests {
 
     /// Numbers come as the kernel gives them; those of `taken` are in the table already.
     fn entered(taken: &[u32], numbers: &[u32]) -> (Result<u32, c_int>, Vec<u32>) {
-        let table = Table::<u32>::new().unwrap();
+        let table = NumberTable::<u32>::new().unwrap();
         let mut old = 0;
         for &number in taken {
             assert_eq!(table.insert(number, &raw mut old), Ok(Inserted::Yes));

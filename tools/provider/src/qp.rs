@@ -21,7 +21,7 @@ use crate::post_ex;
 use crate::private::*;
 use crate::qp_layout::{QpLayout, Requests};
 use crate::receive_queue::ReceiveQueue;
-use crate::ring::{QueueMemory, RECEIVE, SEND};
+use crate::ring::{QueueBuffer, RECEIVE, SEND};
 use crate::send_queue::{SendQueue, SendSlot};
 use crate::srq::Srq;
 use crate::sys::*;
@@ -45,7 +45,7 @@ pub struct Qp {
     flags: u8,
     pub(crate) doorbells: Doorbells,
     pub(crate) layout: QpLayout,
-    pub(crate) memory: QueueMemory,
+    pub(crate) memory: QueueBuffer,
     pub(crate) send: SpinLock<SendQueue>,
     /// What a completion of the work request that starts at a block is told as.
     pub(crate) send_slots: Box<[SendSlot]>,
@@ -71,7 +71,7 @@ impl Qp {
     pub(crate) fn boxed(
         layout: QpLayout,
         doorbells: Doorbells,
-        memory: QueueMemory,
+        memory: QueueBuffer,
     ) -> Result<Box<Self>, c_int> {
         let qp = heap::boxed(Self {
             verbs: UnsafeCell::new(verbs_qp {
@@ -287,7 +287,7 @@ unsafe fn create(
     let mut make = || {
         // SAFETY: the consumer passes a live domain or none, and keeps it as long as what is made with
         // it.
-        let memory = unsafe { QueueMemory::new::<QueuePairRecord>(pd, layout.rings()) }?;
+        let memory = unsafe { QueueBuffer::new::<QueuePairRecord>(pd, layout.rings()) }?;
         let mut qp = Qp::boxed(layout, provider.doorbells, memory)?;
         qp.features = provider.limits.features;
         qp.max_message = provider.limits.max_message;
@@ -492,7 +492,7 @@ pub(crate) mod tests {
     }
 
     fn boxed(layout: QpLayout, doorbells: Doorbells) -> Result<Box<Qp>, c_int> {
-        let memory = QueueMemory::of_no_domain::<QueuePairRecord>(layout.rings())?;
+        let memory = QueueBuffer::of_no_domain::<QueuePairRecord>(layout.rings())?;
         Qp::boxed(layout, doorbells, memory)
     }
 

@@ -114,7 +114,7 @@ impl ReceiveRing {
     /// `memory` was made for this ring; the device has taken the entry that was there before; there
     /// are no more than `max_sge` scatter/gather entries.
     #[inline]
-    pub(crate) unsafe fn write(&self, memory: &QueueMemory, index: u32, id: u32, sges: &[ibv_sge]) {
+    pub(crate) unsafe fn write(&self, memory: &QueueBuffer, index: u32, id: u32, sges: &[ibv_sge]) {
         debug_assert!(sges.len() <= self.max_sge as usize);
         let header = ReceiveHeader {
             sge_count: sges.len() as u32,
@@ -187,12 +187,12 @@ pub(crate) const SHARED_RECEIVE: Words = Words {
 };
 
 /// The memory that a queue shares with the device: its rings, and behind them its record.
-pub(crate) struct QueueMemory {
+pub(crate) struct QueueBuffer {
     buffer: Buffer,
     record_offset: usize,
 }
 
-impl QueueMemory {
+impl QueueBuffer {
     /// Memory for rings of so many bytes and a `Record`, from where the domain gets it.
     ///
     /// # Safety
@@ -207,7 +207,7 @@ impl QueueMemory {
         })
     }
 
-    /// As [`QueueMemory::new`], of no domain.
+    /// As [`QueueBuffer::new`], of no domain.
     pub(crate) fn of_no_domain<Record>(rings: usize) -> Result<Self, c_int> {
         // SAFETY: no domain is one of the two things that `Pd::buffer` takes.
         unsafe { Self::new::<Record>(ptr::null_mut(), rings) }
@@ -297,7 +297,7 @@ mod tests {
     #[test]
     fn the_record_has_a_block_of_its_own() {
         for rings in [1, 64, 65, 4096] {
-            let memory = QueueMemory::of_no_domain::<SrqRecord>(rings).unwrap();
+            let memory = QueueBuffer::of_no_domain::<SrqRecord>(rings).unwrap();
             let record = memory.record_offset();
             assert_eq!(record % 64, 0);
             assert!((rings..rings + 64).contains(&(record as usize)));
@@ -307,7 +307,7 @@ mod tests {
 
     #[test]
     fn only_a_device_that_sleeps_is_rung() {
-        let memory = QueueMemory::of_no_domain::<SrqRecord>(64).unwrap();
+        let memory = QueueBuffer::of_no_domain::<SrqRecord>(64).unwrap();
         let rung = |producer| {
             let mut rung = false;
             memory.publish(&SHARED_RECEIVE, producer, || rung = true);

@@ -9,14 +9,14 @@ use core::ffi::c_int;
 use ferrite_abi::{SrqRecord, UverbsContextResponse, UverbsSrqRequest};
 
 use crate::heap;
-use crate::ring::{QueueMemory, ReceiveRing, SHARED_RECEIVE};
+use crate::ring::{QueueBuffer, ReceiveRing, SHARED_RECEIVE};
 use crate::sys::*;
 use crate::wqe::sge_list;
 
 /// A ring of receives with its memory.
 pub(crate) struct SrqRing {
     pub(crate) receives: ReceiveRing,
-    memory: QueueMemory,
+    memory: QueueBuffer,
 }
 
 impl SrqRing {
@@ -37,7 +37,7 @@ impl SrqRing {
         Ok(Self {
             receives,
             // SAFETY: the domain is as `Pd::buffer` wants it, by the caller.
-            memory: unsafe { QueueMemory::new::<SrqRecord>(pd, receives.ring.end()) }?,
+            memory: unsafe { QueueBuffer::new::<SrqRecord>(pd, receives.ring.end()) }?,
         })
     }
 

@@ -18,12 +18,12 @@ type Chunk<T> = [AtomicPtr<T>; HALF];
 ///
 /// The kernel may give a number to a new queue as soon as it has destroyed the old one, when that
 /// is still in the table because completions of it are not all gone. So a place is taken only when
-/// it is free ([`Table::insert`]), and given up only by the queue that has it.
-pub struct Table<T> {
+/// it is free ([`NumberTable::insert`]), and given up only by the queue that has it.
+pub struct NumberTable<T> {
     chunks: Box<[AtomicPtr<Chunk<T>>]>,
 }
 
-/// What [`Table::insert`] found.
+/// What [`NumberTable::insert`] found.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Inserted {
     /// The queue is in the table.
@@ -32,7 +32,7 @@ pub enum Inserted {
     Taken,
 }
 
-impl<T> Table<T> {
+impl<T> NumberTable<T> {
     /// An empty table.
     pub fn new() -> Result<Box<Self>, c_int> {
         heap::boxed(Self {
@@ -103,7 +103,7 @@ impl<T> Table<T> {
     }
 }
 
-impl<T> Drop for Table<T> {
+impl<T> Drop for NumberTable<T> {
     fn drop(&mut self) {
         for chunk in &mut self.chunks {
             let chunk = *chunk.get_mut();
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn finds_what_was_entered_and_nothing_else() {
-        let table = Table::<u64>::new().unwrap();
+        let table = NumberTable::<u64>::new().unwrap();
         assert!(table.get(5).is_null());
         for number in [1u32, 4095, 4096, 0xff_ffff] {
             assert_eq!(table.insert(number, marker(number)), Ok(Inserted::Yes));
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn a_number_is_free_only_when_its_last_queue_has_gone() {
-        let table = Table::<u64>::new().unwrap();
+        let table = NumberTable::<u64>::new().unwrap();
         let (old, new) = (marker(1), marker(2));
         assert_eq!(table.insert(7, old), Ok(Inserted::Yes));
         assert_eq!(table.insert(7, new), Ok(Inserted::Taken));
@@ -164,7 +164,7 @@ mod tests {
     #[test]
     fn threads_share_numbers_and_chunks() {
         const ROUNDS: u32 = 2000;
-        let table = Table::<u64>::new().unwrap();
+        let table = NumberTable::<u64>::new().unwrap();
         let holders: Vec<AtomicU32> = (0..64).map(|_| AtomicU32::new(0)).collect();
         let entered = AtomicU32::new(0);
         std::thread::scope(|scope| {
@@ -195,10 +195,10 @@ mod tests {
 
     #[test]
     fn without_memory_nothing_is_entered() {
-        let table = Table::<u64>::new().unwrap();
+        let table = NumberTable::<u64>::new().unwrap();
         let failures = heap::tests::with_little_memory(|| table.insert(9, marker(9)));
         assert_eq!(failures, 1);
         assert_eq!(table.get(9), marker(9).cast_const());
-        assert_eq!(heap::tests::with_little_memory(Table::<u64>::new), 2);
+        assert_eq!(heap::tests::with_little_memory(NumberTable::<u64>::new), 2);
     }
 }

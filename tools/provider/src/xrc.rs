@@ -14,7 +14,7 @@ use crate::object::{self, or_null};
 use crate::private::*;
 use crate::qp::Qp;
 use crate::qp_layout::{QpLayout, Requests};
-use crate::ring::QueueMemory;
+use crate::ring::QueueBuffer;
 use crate::srq::{prepare, Srq};
 use crate::sys::*;
 
@@ -119,7 +119,7 @@ unsafe fn open_target(
     let none = ibv_qp_cap::default();
     let mut layout = QpLayout::new(&none, &provider.limits, Requests::Connected)?;
     layout.capacity = none;
-    let memory = QueueMemory::of_no_domain::<QueuePairRecord>(layout.rings())?;
+    let memory = QueueBuffer::of_no_domain::<QueuePairRecord>(layout.rings())?;
     let mut qp = Qp::boxed(layout, provider.doorbells, memory)?;
     qp.receives = false;
     let mut request = Request::<ib_uverbs_open_qp, Nothing>::default();
