@@ -145,6 +145,18 @@ impl Host for HostSide {
         }
     }
 
+    fn transmit_ordinary(&mut self, frame: &[u8]) {
+        // What the device and the switch say to each other is not the guest's.
+        if is_message(frame) {
+            return;
+        }
+        if self.any_source || self.is_own(frame) {
+            self.send_by_uplink(frame);
+        } else {
+            self.uplink_counters.source_drops += 1;
+        }
+    }
+
     fn way(&self, destination: &[u8; 6]) -> Way {
         match self.outbound.to(destination) {
             Some(id) => Way::Memory(id),
@@ -195,6 +207,7 @@ pub struct Core {
 impl Core {
     fn new(config: Config, kinds: Kinds) -> Self {
         let mac = Mac(config.mac);
+        let any_source = config.any_source;
         Self {
             host: HostSide {
                 memory: GuestMemory::new(),
@@ -206,7 +219,7 @@ impl Core {
                 shortcut_counters: LinkCounters::default(),
                 link_up: false,
                 mac,
-                any_source: false,
+                any_source,
             },
             config: ConfigSpace::new(&config, kinds),
             engine: Engine::new(config),
@@ -223,12 +236,6 @@ impl Core {
             unmask_due: false,
             frame: vec![0; MAX_FRAME],
         }
-    }
-
-    /// Lets the guest send from other addresses than the device's: those of
-    /// bridges and virtual interfaces in it.
-    pub fn allow_any_source(&mut self) {
-        self.host.any_source = true;
     }
 
     /// Nanoseconds since the process began: the engine's clock.
@@ -657,6 +664,7 @@ impl Core {
                 Ipv6Addr::from(entry.gid).to_string()
             }).collect::<Vec<_>>(),
             "engine": self.engine.counters(),
+            "interface": self.engine.interface_counters(),
             "misbehaviour": self.engine.core().misdeeds().map(|(rules, done)| {
                 json!({"rules": rules, "done": done})
             }),
