@@ -7,7 +7,10 @@
 //! commands unfinished than the ring has entries. All numbers (queues, tags, protection domains)
 //! are chosen by the driver, those of queues and tags from the ranges in [`DeviceCaps`].
 
-use super::{AddressVector, Buffer};
+use super::{
+    AddressVector, Buffer, CreateChannel, ModifyChannel, QueryChannelCounters, SetInterface,
+    SetMulticastFilter, SetRedirection, SetRedirectionTable,
+};
 
 numbers! {
     /// What a command does.
@@ -73,6 +76,10 @@ numbers! {
         QueryVectorMap = 29,
         /// [`SwitchEventQueue`].
         SwitchEventQueue = 32,
+        /// [`SetRedirection`].
+        SetRedirection = 36,
+        /// [`SetRedirectionTable`].
+        SetRedirectionTable = 37,
         /// Fill a [`PageFaults`] at `reply` with faults that were not taken yet.
         TakeFaults = 40,
         /// [`ResolveFault`].
@@ -81,6 +88,19 @@ numbers! {
         InvalidatePages = 42,
         /// [`ObjectNumber`] holding a tag of any instance; fills a [`TagState`] at `reply`.
         QueryTag = 43,
+        /// [`CreateChannel`].
+        CreateChannel = 64,
+        /// [`ModifyChannel`].
+        ModifyChannel = 65,
+        /// [`ObjectNumber`]; afterwards the device touches neither rings nor buffers.
+        DestroyChannel = 66,
+        /// [`SetInterface`].
+        SetInterface = 68,
+        /// [`SetMulticastFilter`].
+        SetMulticastFilter = 69,
+        /// [`QueryChannelCounters`]; fills [`super::CHANNEL_COUNTER_NAMES`]`.len()` 64-bit
+        /// counters at `reply`.
+        QueryChannelCounters = 70,
         /// [`ObjectNumber`]; fills a [`CompletionQueueState`] at `reply`.
         QueryCompletionQueue = 128,
         /// [`QueryQueuePairCounters`]; fills as many 64-bit counters at `reply` as `QueryCounters`.
@@ -889,8 +909,28 @@ layout! {
         116 => handlers: u32,
         /// Counters that `QueryQueuePairCounters` has: bit n for the n-th of [`COUNTER_NAMES`].
         120 => qp_counters: u64,
+        /// Channels: numbers from 0 to one less than this; 0 for no Ethernet.
+        128 => max_channels: u16,
+        /// Largest MTU of the interface.
+        130 => max_mtu: u16,
+        /// Base-2 logarithm of the most blocks of a transmit ring.
+        132 => transmit_max_log_blocks: u8,
+        /// Base-2 logarithm of the most entries of a receive ring.
+        133 => receive_max_log_entries: u8,
+        /// Most pieces of a transmit request.
+        134 => max_transmit_pieces: u8,
+        /// Base-2 logarithm of the entries of the redirection table.
+        135 => redirection_log_entries: u8,
+        /// Most bytes of a transmit request, before segmentation.
+        136 => max_transmit_bytes: u32,
+        /// Counters that `QueryChannelCounters` has.
+        140 => channel_counters: u32,
+        /// Multicast addresses of the interface's filter.
+        144 => max_multicast_addresses: u32,
         /// Zero.
-        128 => reserved: [u64; 16],
+        148 => reserved0: u32,
+        /// Zero.
+        152 => reserved: [u64; 13],
     }
 }
 
@@ -1046,6 +1086,8 @@ pub const FEATURE_VECTOR_MAP: u64 = 1 << 18;
 pub const FEATURE_SWITCH_EQ: u64 = 1 << 19;
 /// Feature: event queues that are armed, but not for the answers to commands.
 pub const FEATURE_QUIET_COMMANDS: u64 = 1 << 20;
+/// Feature: received frames are spread over channels by a hash, [`SetRedirection`].
+pub const FEATURE_REDIRECTION: u64 = 1 << 21;
 /// Event queues have a choice of what an overflow does and a priority, and can be disarmed.
 pub const FEATURE_EQ_CONTROL: u64 = 1 << 26;
 /// Feature: [`super::SendOpcode::RegisterSend`].
@@ -1063,6 +1105,9 @@ pub const FEATURE_CONTEXTS: u64 = 1 << 31;
 /// Feature: queue pairs whose peers reach memory through windows only, [`QP_FLAG_WINDOWS_ONLY`].
 pub const FEATURE_WINDOWS_ONLY: u64 = 1 << 32;
 
+/// Feature: an Ethernet interface, [`CreateChannel`].
+pub const FEATURE_ETHERNET: u64 = 1 << 33;
+
 /// Features that need another: `(feature, needed)`.
 const NEEDS: &[(u64, u64)] = &[
     (FEATURE_XRC, FEATURE_SRQ),
@@ -1071,6 +1116,7 @@ const NEEDS: &[(u64, u64)] = &[
     (FEATURE_REGISTER_SEND, FEATURE_FAST_REGISTER),
     (FEATURE_TURNS, FEATURE_PENDING_TAGS),
     (FEATURE_WINDOWS_ONLY, FEATURE_WINDOWS),
+    (FEATURE_REDIRECTION, FEATURE_ETHERNET),
 ];
 
 /// Those of `features` whose needs are met by others of them: a device offers no others, and a
@@ -1154,6 +1200,13 @@ commands! {
     SetVectorMap,
     QueryVectorMap,
     SwitchEventQueue,
+    CreateChannel,
+    ModifyChannel,
+    SetInterface,
+    SetMulticastFilter,
+    QueryChannelCounters,
+    SetRedirection,
+    SetRedirectionTable,
 }
 
 impl CommandEntry {

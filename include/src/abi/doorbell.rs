@@ -14,6 +14,8 @@ pub const DOORBELL_RECEIVE: usize = 0x008;
 pub const DOORBELL_COMPLETION: usize = 0x010;
 /// Shared receive queue: [`queue_doorbell`]; only where its record asks for it.
 pub const DOORBELL_SRQ: usize = 0x018;
+/// Transmit ring of a channel: [`channel_doorbell`]; only where its record asks for it.
+pub const DOORBELL_CHANNEL: usize = 0x020;
 /// First of the offsets that are reserved for work requests pushed into the device; up to
 /// [`DOORBELL_PUSH_END`].
 pub const DOORBELL_PUSH: usize = 0x100;
@@ -37,6 +39,11 @@ pub const fn send_doorbell(qpn: u32, producer: u32) -> u64 {
 /// The receive doorbells: queue number in bits 23:0.
 pub const fn queue_doorbell(number: u32) -> u64 {
     (number & QUEUE_NUMBER_MASK) as u64
+}
+
+/// The doorbell of a channel: its number in bits 15:0.
+pub const fn channel_doorbell(channel: u16) -> u64 {
+    channel as u64
 }
 
 /// Arms a completion queue: index seen 31:0, number 55:32, sequence 57:56, solicited 58.

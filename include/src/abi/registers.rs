@@ -7,7 +7,7 @@ pub const MAGIC: u32 = u32::from_le_bytes(*b"FeR1");
 /// Interface version: a driver and a device of the same major version work together.
 pub const ABI_MAJOR: u16 = 1;
 /// Interface revision within a major version; a larger one only adds.
-pub const ABI_MINOR: u16 = 4;
+pub const ABI_MINOR: u16 = 5;
 
 /// 32-bit, read: [`MAGIC`].
 pub const REG_MAGIC: usize = 0x000;
@@ -126,9 +126,9 @@ impl Status {
     }
 }
 
-/// `REG_FUNCTION`: the function has RDMA: all that is not said of others in the specification.
+/// `REG_FUNCTION`: the function has RDMA.
 pub const FUNCTION_RDMA: u8 = 1 << 0;
-/// `REG_FUNCTION`: the function has an Ethernet interface of its own. Reserved: none has yet.
+/// `REG_FUNCTION`: the function has an Ethernet interface of its own: channels.
 pub const FUNCTION_ETHERNET: u8 = 1 << 1;
 
 /// The parts of `REG_FUNCTION`: models 7:0, number 15:8, partner 23:16, has a partner 24.

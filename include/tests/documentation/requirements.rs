@@ -287,7 +287,7 @@ fn every_number_of_the_sources_is_in_the_registry() {
             compare(&name, &rows.iter().collect::<Vec<_>>(), &registered);
         }
     }
-    assert_eq!(enums, 17);
+    assert_eq!(enums, 18);
 }
 
 /// Checks that what the sources assign is what the registry has as assigned.
@@ -333,6 +333,11 @@ fn every_bit_of_the_sources_is_in_the_registry() {
         ("SEND", 15),
         ("FLUSH", 31),
         ("COMPLETION", 15),
+        ("TRANSMIT", 15),
+        ("RECEIVED", 15),
+        ("INTERFACE", 15),
+        ("HASH", 15),
+        ("BAD_BUFFERS", 63),
     ] {
         let constants = constants(&format!("{heading}_"));
         // Sizes and sets have other forms.
@@ -360,6 +365,11 @@ fn every_bit_of_the_sources_is_in_the_registry() {
         "SEND_",
         "FLUSH_",
         "COMPLETION_",
+        "TRANSMIT_",
+        "RECEIVED_",
+        "INTERFACE_",
+        "HASH_",
+        "BAD_BUFFERS_",
         // Entries of tables, in chapter 4, and sizes.
         "ON_DEMAND_",
         "ATT_MAX_",

@@ -3,7 +3,7 @@
 //! The sources of the interface, taken apart: what they define, and the words that go with it.
 
 /// The sources, in the order of the specification's chapters.
-pub const SOURCES: [(&str, &str, &str); 10] = [
+pub const SOURCES: [(&str, &str, &str); 11] = [
     (
         "pci.rs",
         "Chapter 1: PCI identity and BARs",
@@ -48,6 +48,11 @@ pub const SOURCES: [(&str, &str, &str); 10] = [
         "doorbell.rs",
         "Chapter 10: doorbells and records",
         include_str!("../../src/abi/doorbell.rs"),
+    ),
+    (
+        "ethernet.rs",
+        "Chapter 20: Ethernet",
+        include_str!("../../src/abi/ethernet.rs"),
     ),
     (
         "uverbs.rs",

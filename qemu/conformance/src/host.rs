@@ -89,6 +89,8 @@ pub struct Host<'a> {
     pub caps: DeviceCaps,
     /// The features that were agreed on.
     pub features: u64,
+    /// The interface of the device's own is to be used, where it has one; else the host has another.
+    pub ethernet: bool,
     /// The device's MAC address.
     pub mac: [u8; 6],
     /// The event queues there are.
@@ -121,6 +123,7 @@ impl<'a> Host<'a> {
             memory,
             caps: DeviceCaps::zeroed(),
             features: 0,
+            ethernet: false,
             mac: [mac[0], mac[1], mac[2], mac[3], mac[4], mac[5]],
             queues: BTreeMap::new(),
             wire,
@@ -205,9 +208,20 @@ impl<'a> Host<'a> {
             .allocate((size_of::<EventEntry>() as u64) << EVENT_LOG_ENTRIES);
         Ok(Boot {
             version: (u32::from(ABI_MAJOR) << 16) | u32::from(ABI_MINOR),
-            features: self.device.register64(REG_FEATURES)?,
+            features: self.offered()?,
             address: self.memory.allocate(size_of::<BootBlock>() as u64),
             block,
+        })
+    }
+
+    /// The features that are asked for.
+    fn offered(&mut self) -> Outcome<u64> {
+        let offered = self.device.register64(REG_FEATURES)?;
+        let own = FEATURE_ETHERNET | FEATURE_REDIRECTION;
+        Ok(if self.ethernet {
+            offered
+        } else {
+            offered & !own
         })
     }
 

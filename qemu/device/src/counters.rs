@@ -18,6 +18,8 @@ pub struct MmioCounters {
     pub cq_doorbell: Accesses,
     /// Shared receive queue doorbells.
     pub srq_doorbell: Accesses,
+    /// Doorbells of channels.
+    pub channel_doorbell: Accesses,
     /// Event queue doorbells.
     pub eq_doorbell: Accesses,
     /// Control queue doorbells.
@@ -50,6 +52,7 @@ impl MmioCounters {
                 abi::DOORBELL_RECEIVE => &mut self.rq_doorbell,
                 abi::DOORBELL_COMPLETION => &mut self.cq_doorbell,
                 abi::DOORBELL_SRQ => &mut self.srq_doorbell,
+                abi::DOORBELL_CHANNEL => &mut self.channel_doorbell,
                 abi::DOORBELL_EVENT_QUEUE => &mut self.eq_doorbell,
                 abi::DOORBELL_CONTROL => &mut self.cqp_doorbell,
                 _ => &mut self.other,
@@ -116,6 +119,7 @@ mod tests {
             counters.class(2, 0x800, &config).writes += 1;
             counters.class(2, 0x808, &config).writes += 1;
             counters.class(2, 0x20, &config).writes += 1;
+            counters.class(2, 0x28, &config).writes += 1;
             counters
                 .class(2, config.device_memory_offset(), &config)
                 .writes += 1;
@@ -125,6 +129,7 @@ mod tests {
             assert_eq!(counters.cq_doorbell.writes, 1);
             assert_eq!(counters.eq_doorbell.writes, 1);
             assert_eq!(counters.cqp_doorbell.writes, 1);
+            assert_eq!(counters.channel_doorbell.writes, 1);
             assert_eq!(
                 counters.other,
                 Accesses {

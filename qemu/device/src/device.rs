@@ -148,6 +148,18 @@ impl Host for HostSide {
         }
     }
 
+    fn transmit_ordinary(&mut self, frame: &[u8]) {
+        // What the device and the switch say to each other is not the guest's.
+        if is_message(frame) {
+            return;
+        }
+        if self.any_source || self.is_own(frame) {
+            self.send_by_uplink(frame);
+        } else {
+            self.uplink_counters.source_drops += 1;
+        }
+    }
+
     fn way(&self, destination: &[u8; 6]) -> Way {
         match self.outbound.to(destination) {
             Some(id) => Way::Memory(id),
@@ -198,6 +210,7 @@ pub struct Core {
 impl Core {
     fn new(config: Config, kinds: Kinds) -> Self {
         let mac = Mac(config.mac);
+        let any_source = config.any_source;
         Self {
             host: HostSide {
                 memory: GuestMemory::new(),
@@ -209,7 +222,7 @@ impl Core {
                 shortcut_counters: LinkCounters::default(),
                 link_up: false,
                 mac,
-                any_source: false,
+                any_source,
             },
             config: ConfigSpace::new(&config, kinds),
             engine: Engine::new(config),
@@ -226,12 +239,6 @@ impl Core {
             unmask_due: false,
             frame: vec![0; MAX_FRAME],
         }
-    }
-
-    /// Lets the guest send from other addresses than the device's: those of
-    /// bridges and virtual interfaces in it.
-    pub fn allow_any_source(&mut self) {
-        self.host.any_source = true;
     }
 
     /// Nanoseconds since the process began: the engine's clock.
@@ -666,6 +673,7 @@ impl Core {
                 Ipv6Addr::from(entry.gid).to_string()
             }).collect::<Vec<_>>(),
             "engine": self.engine.counters(),
+            "interface": self.engine.interface_counters(),
             "misbehaviour": self.engine.core().misdeeds().map(|(rules, done)| {
                 json!({"rules": rules, "done": done})
             }),

@@ -15,7 +15,7 @@ use ferrite_engine::multicast::MULTICAST_QPN;
 use ferrite_engine::qp::{GSI_QPN, MAX_QP};
 use ferrite_engine::srq::MAX_SRQ;
 use ferrite_engine::tpt::MAX_TAGS;
-use ferrite_engine::{Config, Misbehaviour};
+use ferrite_engine::{Config, Misbehaviour, Personality};
 use ferrite_fabric::connection::owner;
 use ferrite_fabric::console;
 use ferrite_fabric::socket::Listener;
@@ -43,7 +43,8 @@ static HEAP: heap::Counting = heap::Counting;
 ///   -device '{"driver":"vfio-user-pci","bus":"rp0","x-msg-timeout":60000,
 ///             "socket":{"type":"unix","path":"SOCKET"}}'
 ///
-/// The VM's Ethernet interface passes through the device:
+/// With `--personality combined` the device is the VM's Ethernet interface, too.
+/// Else that is another one, whose frames pass through the device:
 ///
 ///   -netdev stream,id=n0,addr.type=unix,addr.path=NET,server=off
 ///   -device virtio-net-pci,netdev=n0,mac=MAC,host_mtu=9000
@@ -62,6 +63,9 @@ struct Options {
     /// start and is connected again if it goes away. Without it the link is down
     #[arg(long, value_name = "SOCKET")]
     uplink: Option<PathBuf>,
+    /// What the device presents itself as
+    #[arg(long, value_name = "MODEL", value_enum, default_value = "rdma")]
+    personality: Model,
     /// Ethernet address; the same as the VM's interface has, by which the
     /// driver finds it
     #[arg(long, value_name = "ADDRESS", default_value = "52:54:00:fe:00:01", value_parser = unicast)]
@@ -119,6 +123,27 @@ struct Options {
     /// What to write to standard error
     #[arg(long, value_name = "LEVEL", default_value = "warn", value_parser = LEVELS)]
     log: String,
+}
+
+/// What the function presents itself as.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Model {
+    /// RDMA alone, beside the VM's Ethernet interface
+    Rdma,
+    /// RDMA and Ethernet in one function: the VM needs no other card
+    Combined,
+    /// Ethernet alone
+    Network,
+}
+
+impl From<Model> for Personality {
+    fn from(model: Model) -> Self {
+        match model {
+            Model::Rdma => Self::Rdma,
+            Model::Combined => Self::Combined,
+            Model::Network => Self::Network,
+        }
+    }
 }
 
 /// A way to interrupt.
@@ -199,6 +224,8 @@ fn run(options: Options) -> Result<(), String> {
         ));
     }
     let mut config = Config::new(options.mac.0, messages);
+    config.personality = options.personality.into();
+    config.any_source = options.any_source_mac;
     config.qps.first = options.qp_first;
     config.cqs.first = options.cq_first;
     config.srqs.first = options.srq_first;
@@ -218,9 +245,6 @@ fn run(options: Options) -> Result<(), String> {
     let device = Arc::new(Device::new(config, kinds).map_err(text)?);
     if let Some(rules) = options.misbehave {
         device.lock().misbehave(rules)?;
-    }
-    if options.any_source_mac {
-        device.lock().allow_any_source();
     }
     let net = listen(options.net)?;
     let counters = listen(options.counters)?;

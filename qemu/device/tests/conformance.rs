@@ -82,6 +82,27 @@ fn it_interrupts_as_specified_with_whatever_it_offers() {
 }
 
 #[test]
+fn it_does_with_ethernet_of_its_own() {
+    let combined = ["--personality", "combined"];
+    for chapter in ["DEV-2", "DEV-3", "DEV-5", "DEV-12", "DEV-20"] {
+        let report = check(&combined, Some(chapter));
+        assert!(report.is_good(), "see the list above");
+    }
+    let network = ["--personality", "network"];
+    for chapter in ["DEV-1", "DEV-20"] {
+        let report = check(&network, Some(chapter));
+        assert!(report.is_good(), "see the list above");
+    }
+    for number in ["DEV-20-2", "DEV-20-23", "DEV-20-44"] {
+        let report = check(&network, Some(number));
+        assert_eq!(verdict(&report, number), Verdict::Kept, "{number}");
+    }
+    let options = ["--personality", "combined", "--any-source-mac"];
+    let report = check(&options, Some("DEV-20-21"));
+    assert_eq!(verdict(&report, "DEV-20-21"), Verdict::Kept);
+}
+
+#[test]
 fn a_reset_that_takes_time_shows_that() {
     let slow = r#"{"reset":"slow","hold":100}"#;
     let report = check(&["--misbehave", slow], Some("DEV-2"));

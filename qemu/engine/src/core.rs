@@ -10,6 +10,7 @@ use crate::gid::GidTable;
 use crate::memory::{DmaError, Host, HostMemory, Room, Way, FRAME_OVERHEAD};
 use crate::misbehaviour::Misbehaving;
 use crate::multicast::{Groups, MULTICAST_QPN};
+use crate::network::Network;
 use crate::numbers::Numbers;
 use crate::paging::{Fault, Outcome, Paging, Side};
 use crate::qp::{QueuePair, MAX_QP};
@@ -23,7 +24,7 @@ use ferrite_abi::{
     complete_features, control_record_offset, CompletionEntry, CompletionOpcode, CompletionStatus,
     ControlRecord, DeviceState, EventCode, FatalCode, Plain, SendOpcode, Sge, Status,
     COMPLETION_RECEIVE, COMPLETION_SOLICITED, COMPLETION_SRQ, DOORBELL_MAX_LOG_STRIDE,
-    DOORBELL_PAGE_SIZE, FEATURE_DEVICE_MEMORY, VLAN_NONE,
+    DOORBELL_PAGE_SIZE, FEATURE_DEVICE_MEMORY, FUNCTION_ETHERNET, FUNCTION_RDMA, VLAN_NONE,
 };
 use std::collections::{BTreeMap, VecDeque};
 use std::mem::offset_of;
@@ -32,6 +33,47 @@ use std::mem::offset_of;
 pub const MAX_LOG_MTU: u8 = 12;
 /// Ports; they are numbered from 0.
 pub const PORTS: u8 = 1;
+
+/// What a function presents itself as.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Personality {
+    /// RDMA, beside an Ethernet interface of another device.
+    #[default]
+    Rdma,
+    /// RDMA and Ethernet.
+    Combined,
+    /// Ethernet.
+    Network,
+}
+
+impl Personality {
+    /// The parts that it has: `FUNCTION_*`.
+    pub fn models(self) -> u8 {
+        match self {
+            Self::Rdma => FUNCTION_RDMA,
+            Self::Combined => FUNCTION_RDMA | FUNCTION_ETHERNET,
+            Self::Network => FUNCTION_ETHERNET,
+        }
+    }
+
+    /// Whether it has queue pairs, and all that goes with them.
+    pub fn has_rdma(self) -> bool {
+        self.models() & FUNCTION_RDMA != 0
+    }
+
+    /// Whether it has channels.
+    pub fn has_ethernet(self) -> bool {
+        self.models() & FUNCTION_ETHERNET != 0
+    }
+
+    /// The features it may offer.
+    pub fn features(self) -> u64 {
+        let of = |has, features| if has { features } else { 0 };
+        crate::COMMON_FEATURES
+            | of(self.has_rdma(), crate::FEATURES)
+            | of(self.has_ethernet(), crate::ETHERNET_FEATURES)
+    }
+}
 
 /// What an engine is told when it is made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,7 +84,11 @@ pub struct Config {
     pub messages: u16,
     /// Globally unique identifier.
     pub guid: u64,
-    /// Features to offer, a subset of [`crate::FEATURES`]; see [`Config::offered_features`].
+    /// What the function is.
+    pub personality: Personality,
+    /// The interface may have, and send from, other addresses than `mac`.
+    pub any_source: bool,
+    /// Features to offer, as far as the personality has them; see [`Config::offered_features`].
     pub features: u64,
     /// Numbers of queue pairs, of 24 bits; those of management datagrams and of multicast groups
     /// are not among them.
@@ -68,7 +114,9 @@ impl Config {
             mac,
             messages: messages.clamp(1, ferrite_abi::MAX_MESSAGES as u16),
             guid: u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f]),
-            features: crate::FEATURES,
+            personality: Personality::default(),
+            any_source: false,
+            features: crate::FEATURES | crate::ETHERNET_FEATURES,
             qps: Numbers {
                 first: 16,
                 count: MAX_QP,
@@ -92,7 +140,7 @@ impl Config {
 
     /// The features that are offered: none without those it needs.
     pub fn offered_features(&self) -> u64 {
-        complete_features(self.features & crate::FEATURES)
+        complete_features(self.features & self.personality.features())
     }
 
     /// Bytes of device memory.
@@ -618,6 +666,8 @@ pub struct Core {
     pub groups: Groups,
     /// Pages that are waited for.
     pub paging: Paging,
+    /// Channels and the interface.
+    pub(crate) network: Network,
     /// Addresses.
     pub gids: GidTable,
     /// Counters.
@@ -652,6 +702,7 @@ impl Core {
             tpt: Tpt::new(config.tags),
             cqs: CompletionQueues::new(config.cqs),
             srqs: SharedReceiveQueues::new(config.srqs),
+            network: Network::new(config.mac),
             config,
             state: DeviceState::Ready,
             fatal: None,
@@ -689,7 +740,10 @@ impl Core {
         if let Some(misbehaving) = &mut misbehaviour {
             misbehaving.was_reset();
         }
+        let mut network = std::mem::replace(&mut self.network, Network::new(self.config.mac));
+        network.reset(self.config.mac);
         *self = Self::new(self.config.clone());
+        self.network = network;
         self.misbehaviour = misbehaviour;
         self.link_up = link_up;
         self.counters = counters;

@@ -59,6 +59,8 @@ pub struct Counters {
     pub receive_doorbells: u64,
     /// Completion queue doorbells.
     pub completion_doorbells: u64,
+    /// Doorbells of channels.
+    pub channel_doorbells: u64,
     /// Event queue doorbells.
     pub event_doorbells: u64,
     /// Control queue doorbells.

@@ -185,7 +185,7 @@ impl CompletionQueues {
 
 impl Core {
     /// Refuses what cannot be the event queue of a completion queue.
-    fn check_handler(&self, eqn: u16, processor: u16) -> Result<(), CommandStatus> {
+    pub(crate) fn check_handler(&self, eqn: u16, processor: u16) -> Result<(), CommandStatus> {
         let is_mapped = eqn == EQ_MAPPED && self.features & FEATURE_VECTOR_MAP != 0;
         if processor != 0 && (!is_mapped || processor >= VECTOR_MAP_PROCESSORS) {
             return Err(CommandStatus::BadParameter);

@@ -16,7 +16,7 @@ use crate::eq::{event, MAX_EQ};
 use crate::gid::MAX_GIDS;
 use crate::memory::Host;
 use crate::misbehaviour::Misbehaving;
-use crate::{cq, multicast, qp, srq, tpt, Engine};
+use crate::{cq, multicast, network, qp, srq, tpt, Engine};
 use ferrite_abi::*;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::mem::{offset_of, size_of};
@@ -92,6 +92,8 @@ enum Object {
     QueuePair(u32),
     SharedReceiveQueue(u32),
     Gid(u16),
+    Channel(u16),
+    Interface,
 }
 
 /// Commands that were taken up and are not finished: as many as the ring has entries at most.
@@ -195,7 +197,9 @@ fn named_tag(entry: &CommandEntry) -> Option<Tag> {
 /// The objects that a command names, each once; none where it will be refused.
 fn objects(opcode: CommandOpcode, request: &[u8]) -> Vec<Object> {
     use CommandOpcode as O;
-    use Object::{CompletionQueue, EventQueue, Gid, QueuePair, SharedReceiveQueue};
+    use Object::{
+        Channel, CompletionQueue, EventQueue, Gid, Interface, QueuePair, SharedReceiveQueue,
+    };
     fn named<P: Plain>(request: &[u8], objects: impl FnOnce(&P) -> Vec<Object>) -> Vec<Object> {
         P::from_prefix(request).map_or_else(Vec::new, |command| objects(&command))
     }
@@ -286,9 +290,35 @@ fn objects(opcode: CommandOpcode, request: &[u8]) -> Vec<Object> {
         O::AttachMulticast | O::DetachMulticast => named(request, |command: &MulticastMember| {
             vec![QueuePair(command.qpn)]
         }),
+        O::CreateChannel => named(request, |command: &CreateChannel| {
+            vec![Channel(command.channel), EventQueue(command.eqn)]
+        }),
+        O::ModifyChannel => named(request, |command: &ModifyChannel| {
+            vec![Channel(command.channel), EventQueue(command.eqn)]
+        }),
+        O::DestroyChannel => number(request, |number| {
+            // Others are refused.
+            Channel(u16::try_from(number).unwrap_or(CHANNEL_NONE))
+        }),
+        O::SetInterface => named(request, |command: &SetInterface| {
+            vec![Interface, Channel(command.default_channel)]
+        }),
+        O::SetMulticastFilter | O::SetRedirection => vec![Interface],
+        O::SetRedirectionTable => named(request, |command: &SetRedirectionTable| {
+            let entries = command.entries.iter().take(command.count.into());
+            let named = entries.flat_map(|entry| [Channel(entry.channel), EventQueue(entry.eqn)]);
+            named.chain([Interface]).collect()
+        }),
+        O::QueryChannelCounters => named(request, |command: &QueryChannelCounters| {
+            vec![Channel(command.channel)]
+        }),
     };
     // Numbers that stand for none, or for the vector map, are no objects.
-    objects.retain(|object| !matches!(object, EventQueue(eqn) if *eqn >= MAX_EQ));
+    objects.retain(|object| match object {
+        EventQueue(eqn) => *eqn < MAX_EQ,
+        Channel(channel) => *channel != CHANNEL_NONE,
+        _ => true,
+    });
     objects.sort_unstable();
     objects.dedup();
     objects
@@ -317,7 +347,59 @@ fn has_reply(opcode: CommandOpcode) -> bool {
             | CommandOpcode::QueryCompletionQueue
             | CommandOpcode::QueryTag
             | CommandOpcode::QueryQueuePairCounters
+            | CommandOpcode::QueryChannelCounters
     )
+}
+
+/// Whether a command is of no use without the RDMA part.
+fn is_of_rdma(opcode: CommandOpcode) -> bool {
+    use CommandOpcode as O;
+    match opcode {
+        O::Nop
+        | O::QueryDevice
+        | O::QueryClock
+        | O::CreateEventQueue
+        | O::DestroyEventQueue
+        | O::ModifyEventQueue
+        | O::SwitchEventQueue
+        | O::SetVectorMap
+        | O::QueryVectorMap
+        | O::QueryCounters
+        | O::SetRedirection
+        | O::SetRedirectionTable
+        | O::CreateChannel
+        | O::ModifyChannel
+        | O::DestroyChannel
+        | O::SetInterface
+        | O::SetMulticastFilter
+        | O::QueryChannelCounters => false,
+        O::CreateCompletionQueue
+        | O::ModifyCompletionQueue
+        | O::ResizeCompletionQueue
+        | O::QueryCompletionQueue
+        | O::DestroyCompletionQueue
+        | O::CreateQueuePair
+        | O::ModifyQueuePair
+        | O::QueryQueuePair
+        | O::DestroyQueuePair
+        | O::QueryQueuePairCounters
+        | O::RegisterRegion
+        | O::AllocateTag
+        | O::ReleaseTag
+        | O::QueryTag
+        | O::InvalidatePages
+        | O::TakeFaults
+        | O::ResolveFault
+        | O::SetGid
+        | O::SetPort
+        | O::CreateSrq
+        | O::ModifySrq
+        | O::ResizeSrq
+        | O::QuerySrq
+        | O::DestroySrq
+        | O::AttachMulticast
+        | O::DetachMulticast => true,
+    }
 }
 
 /// Checks what all commands have in common, and fetches the command's own structure if that is not in
@@ -427,17 +509,14 @@ fn reply_bytes(
     Ok(bytes.len() as u64)
 }
 
-fn reply_counters(
+fn reply_counters<const N: usize>(
     core: &mut Core,
     entry: &CommandEntry,
-    counters: [u64; COUNTER_NAMES.len()],
+    counters: [u64; N],
     host: &dyn Host,
 ) -> Result<u64, CommandStatus> {
-    let mut bytes = [0; COUNTER_NAMES.len() * 8];
-    for (bytes, value) in bytes.chunks_exact_mut(8).zip(counters) {
-        bytes.copy_from_slice(&value.to_le_bytes());
-    }
-    reply_bytes(core, entry, &bytes, host)
+    let bytes = counters.map(u64::to_le_bytes);
+    reply_bytes(core, entry, bytes.as_flattened(), host)
 }
 
 /// Has a registration or allocation fail where the device misbehaves so.
@@ -459,6 +538,25 @@ fn offered(core: &Core, feature: u64) -> Result<(), CommandStatus> {
     Ok(())
 }
 
+/// What the Ethernet part can do.
+fn network_caps(features: u64) -> DeviceCaps {
+    DeviceCaps {
+        max_channels: network::CHANNELS,
+        max_mtu: network::MAX_MTU,
+        transmit_max_log_blocks: network::MAX_LOG_BLOCKS,
+        receive_max_log_entries: network::MAX_LOG_ENTRIES,
+        max_transmit_pieces: TRANSMIT_MAX_PIECES as u8,
+        redirection_log_entries: match features & FEATURE_REDIRECTION {
+            0 => 0,
+            _ => network::TABLE_LOG_ENTRIES,
+        },
+        max_transmit_bytes: network::MAX_TRANSMIT_BYTES as u32,
+        channel_counters: CHANNEL_COUNTER_NAMES.len() as u32,
+        max_multicast_addresses: MULTICAST_ADDRESSES as u32,
+        ..DeviceCaps::zeroed()
+    }
+}
+
 /// What the device can do.
 fn caps(core: &Core) -> DeviceCaps {
     let mut page_sizes = 0;
@@ -466,17 +564,19 @@ fn caps(core: &Core) -> DeviceCaps {
         page_sizes |= 1 << shift;
     }
     let config = &core.config;
+    let rdma = u32::from(config.personality.has_rdma());
+    let ethernet = config.offered_features() & FEATURE_ETHERNET != 0;
     DeviceCaps {
         qp_first: config.qps.first,
-        qp_count: config.qps.count,
+        qp_count: config.qps.count * rdma,
         cq_first: config.cqs.first,
-        cq_count: config.cqs.count,
+        cq_count: config.cqs.count * rdma,
         srq_first: config.srqs.first,
-        srq_count: config.srqs.count,
+        srq_count: config.srqs.count * rdma,
         tag_first: config.tags.first,
-        tag_count: config.tags.count,
+        tag_count: config.tags.count * rdma,
         max_eq: MAX_EQ,
-        max_gid: MAX_GIDS,
+        max_gid: MAX_GIDS * rdma as u16,
         max_ord: qp::MAX_READ,
         max_ird: qp::MAX_READ,
         max_log_mtu: MAX_LOG_MTU,
@@ -495,7 +595,7 @@ fn caps(core: &Core) -> DeviceCaps {
         clock_bits: CLOCK_BITS,
         dma_bits: DMA_BITS,
         ports: PORTS,
-        transports: 1 << Transport::RoceV2.number(),
+        transports: (rdma as u8) << Transport::RoceV2.number(),
         max_xrcd: srq::MAX_XRCD,
         max_multicast: multicast::MAX_MULTICAST as u32,
         max_fast_register_pages: tpt::MAX_FAST_PAGES,
@@ -509,7 +609,11 @@ fn caps(core: &Core) -> DeviceCaps {
             0 => 0,
             _ => QpCounters::COUNTED,
         },
-        reserved: [0; 16],
+        ..if ethernet {
+            network_caps(config.offered_features())
+        } else {
+            DeviceCaps::zeroed()
+        }
     }
 }
 
@@ -566,7 +670,11 @@ impl Engine {
                 return;
             }
             ring.taken_up();
-            let opcode = complete(&mut entry, host);
+            let has_rdma = self.core.config.personality.has_rdma();
+            let opcode = match complete(&mut entry, host) {
+                Ok(opcode) if !has_rdma && is_of_rdma(opcode) => Err(CommandStatus::Unsupported),
+                complete => complete,
+            };
             let taken = Taken {
                 sequence: self.commands.taken,
                 entry,
@@ -1032,6 +1140,39 @@ impl Engine {
                 offered(core, FEATURE_QP_COUNTERS)?;
                 let sums = qp::query_counters(&self.qps, &parse(request)?)?;
                 return reply_counters(core, entry, sums, host).map(Outcome::Done);
+            }
+            CommandOpcode::CreateChannel => {
+                offered(core, FEATURE_ETHERNET)?;
+                core.create_channel(&parse(request)?, host)
+            }
+            CommandOpcode::ModifyChannel => {
+                offered(core, FEATURE_ETHERNET)?;
+                core.modify_channel(&parse(request)?)
+            }
+            CommandOpcode::DestroyChannel => {
+                offered(core, FEATURE_ETHERNET)?;
+                core.destroy_channel(object_number(request)?)
+            }
+            CommandOpcode::SetInterface => {
+                offered(core, FEATURE_ETHERNET)?;
+                core.set_interface(&parse(request)?)
+            }
+            CommandOpcode::SetMulticastFilter => {
+                offered(core, FEATURE_ETHERNET)?;
+                core.set_multicast_filter(&parse(request)?)
+            }
+            CommandOpcode::QueryChannelCounters => {
+                offered(core, FEATURE_ETHERNET)?;
+                let counters = core.query_channel_counters(&parse(request)?)?;
+                return reply_counters(core, entry, counters, host).map(Outcome::Done);
+            }
+            CommandOpcode::SetRedirection => {
+                offered(core, FEATURE_REDIRECTION)?;
+                core.set_redirection(&parse(request)?)
+            }
+            CommandOpcode::SetRedirectionTable => {
+                offered(core, FEATURE_REDIRECTION)?;
+                core.set_redirection_table(&parse(request)?)
             }
         };
         done.map(|()| Outcome::Done(0))

@@ -35,6 +35,13 @@ const QUEUE_PAIR_EVENTS: [EventCode; 6] = [
 ];
 /// Asynchronous events that a completion queue can raise.
 const COMPLETION_QUEUE_EVENTS: [EventCode; 1] = [EventCode::CompletionQueueError];
+/// Events of a channel.
+const CHANNEL_EVENTS: [EventCode; 4] = [
+    EventCode::ChannelPackets,
+    EventCode::ChannelDescriptors,
+    EventCode::ChannelPoolLow,
+    EventCode::ChannelBadBuffers,
+];
 /// Asynchronous events that a shared receive queue can raise.
 const SHARED_RECEIVE_EVENTS: [EventCode; 2] = [EventCode::SrqLimit, EventCode::SrqError];
 
@@ -751,7 +758,7 @@ impl Core {
         if self.eqs.get(eqn).is_none() && !is_lost {
             return Err(CommandStatus::NotFound);
         }
-        if self.vectors.names(eqn) {
+        if self.vectors.names(eqn) || self.network.names(eqn) {
             return Err(CommandStatus::Busy);
         }
         let lost = self.eqs.lost.remove(&eqn);
@@ -1267,6 +1274,11 @@ impl Core {
     /// A shared receive queue is gone: no event is written for it any more.
     pub(crate) fn forget_shared_receive_events(&mut self, srqn: u32) {
         self.eqs.forget_events(&SHARED_RECEIVE_EVENTS, srqn);
+    }
+
+    /// A channel is gone: no event is written for it any more.
+    pub(crate) fn forget_channel_events(&mut self, channel: u32) {
+        self.eqs.forget_events(&CHANNEL_EVENTS, channel);
     }
 
     /// Writes a global event.

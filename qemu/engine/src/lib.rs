@@ -24,6 +24,7 @@ pub mod gid;
 pub mod memory;
 pub mod misbehaviour;
 pub mod multicast;
+pub mod network;
 #[cfg(test)]
 mod notification;
 pub mod numbers;
@@ -40,7 +41,7 @@ pub mod tpt;
 pub mod transport;
 mod vectors;
 
-pub use crate::core::{Config, Core};
+pub use crate::core::{Config, Core, Personality};
 pub use crate::counters::{Counters, QpCounters};
 pub use crate::memory::{DmaError, Host, HostMemory, Room, Way};
 pub use crate::misbehaviour::Misbehaviour;
@@ -56,17 +57,17 @@ use ferrite_abi::{
     complete_features, control_record_offset, BootBlock, Buffer, ControlRecord, DeviceState,
     EventCode, EventDoorbell, EventEntry, FatalCode, Function, Management, Plain,
     QueuePairStateCode, Reserved, ABI_MAJOR, ABI_MINOR, BAR_DOORBELLS, BAR_REGISTERS,
-    CONTROL_ENABLE, CONTROL_RESET, CQP_MAX_LOG_ENTRIES, DOORBELL_COMPLETION, DOORBELL_CONTROL,
-    DOORBELL_EVENT_QUEUE, DOORBELL_RECEIVE, DOORBELL_SEND, DOORBELL_SRQ, EQ_CONTROL,
-    EQ_MAX_LOG_ENTRIES, EQ_MIN_LOG_ENTRIES, FEATURE_CONTEXTS, FEATURE_DEVICE_MEMORY,
-    FEATURE_EQ_CONTROL, FEATURE_FAST_REGISTER, FEATURE_LISTS, FEATURE_ONE_TOUCH, FEATURE_ON_DEMAND,
-    FEATURE_PENDING_TAGS, FEATURE_PORT_MTU, FEATURE_QP_COUNTERS, FEATURE_QUIET_COMMANDS,
-    FEATURE_REGISTER_SEND, FEATURE_RESIZE_CQ, FEATURE_RESIZE_SRQ, FEATURE_SRQ, FEATURE_SWITCH_EQ,
-    FEATURE_TURNS, FEATURE_VECTOR_MAP, FEATURE_WINDOWS, FEATURE_WINDOWS_ONLY, FUNCTION_RDMA, MAGIC,
-    QUEUE_NUMBER_MASK, REG_ABI_VERSION, REG_BOOT, REG_CONTROL, REG_DEVICE_MEMORY_OFFSET,
-    REG_DEVICE_MEMORY_SIZE, REG_DOORBELL_OFFSET, REG_DOORBELL_PAGES, REG_DOORBELL_STRIDE,
-    REG_DRIVER_FEATURES, REG_DRIVER_VERSION, REG_FEATURES, REG_FIRMWARE, REG_FUNCTION, REG_MAC,
-    REG_MAGIC, REG_MESSAGES, REG_RESET_TIMEOUT, REG_STATUS,
+    CONTROL_ENABLE, CONTROL_RESET, CQP_MAX_LOG_ENTRIES, DOORBELL_CHANNEL, DOORBELL_COMPLETION,
+    DOORBELL_CONTROL, DOORBELL_EVENT_QUEUE, DOORBELL_RECEIVE, DOORBELL_SEND, DOORBELL_SRQ,
+    EQ_CONTROL, EQ_MAX_LOG_ENTRIES, EQ_MIN_LOG_ENTRIES, FEATURE_CONTEXTS, FEATURE_DEVICE_MEMORY,
+    FEATURE_EQ_CONTROL, FEATURE_ETHERNET, FEATURE_FAST_REGISTER, FEATURE_LISTS, FEATURE_ONE_TOUCH,
+    FEATURE_ON_DEMAND, FEATURE_PENDING_TAGS, FEATURE_PORT_MTU, FEATURE_QP_COUNTERS,
+    FEATURE_QUIET_COMMANDS, FEATURE_REDIRECTION, FEATURE_REGISTER_SEND, FEATURE_RESIZE_CQ,
+    FEATURE_RESIZE_SRQ, FEATURE_SRQ, FEATURE_SWITCH_EQ, FEATURE_TURNS, FEATURE_VECTOR_MAP,
+    FEATURE_WINDOWS, FEATURE_WINDOWS_ONLY, MAGIC, QUEUE_NUMBER_MASK, REG_ABI_VERSION, REG_BOOT,
+    REG_CONTROL, REG_DEVICE_MEMORY_OFFSET, REG_DEVICE_MEMORY_SIZE, REG_DOORBELL_OFFSET,
+    REG_DOORBELL_PAGES, REG_DOORBELL_STRIDE, REG_DRIVER_FEATURES, REG_DRIVER_VERSION, REG_FEATURES,
+    REG_FIRMWARE, REG_FUNCTION, REG_MAC, REG_MAGIC, REG_MESSAGES, REG_RESET_TIMEOUT, REG_STATUS,
 };
 
 /// Features that version 1.1 of the interface brought.
@@ -78,8 +79,10 @@ const FEATURES_OF_1_2: u64 =
 const FEATURES_OF_1_3: u64 = FEATURE_QP_COUNTERS | FEATURE_CONTEXTS;
 /// Features that version 1.4 brought.
 const FEATURES_OF_1_4: u64 = FEATURE_WINDOWS_ONLY;
+/// Features that version 1.5 brought.
+const FEATURES_OF_1_5: u64 = ETHERNET_FEATURES;
 
-/// The features this engine has.
+/// The features of the RDMA part.
 pub const FEATURES: u64 = FEATURE_RESIZE_CQ
     | FEATURE_FAST_REGISTER
     | FEATURE_SRQ
@@ -102,8 +105,16 @@ pub const FEATURES: u64 = FEATURE_RESIZE_CQ
     | FEATURE_WINDOWS_ONLY
     | transport::FEATURES;
 
+/// The features of the Ethernet part.
+pub const ETHERNET_FEATURES: u64 = FEATURE_ETHERNET | FEATURE_REDIRECTION;
+
+/// The features that are of neither part.
+pub const COMMON_FEATURES: u64 =
+    FEATURE_QUIET_COMMANDS | FEATURE_VECTOR_MAP | FEATURE_SWITCH_EQ | FEATURE_EQ_CONTROL;
+
 // None is offered without what it needs.
 const _: () = assert!(complete_features(FEATURES) == FEATURES);
+const _: () = assert!(complete_features(ETHERNET_FEATURES) == ETHERNET_FEATURES);
 
 /// Model version, for `REG_FIRMWARE`: major.minor.patch in bits 31:16, 15:8, 7:0.
 pub const FIRMWARE: u32 = 1 << 8;
@@ -293,6 +304,7 @@ impl Engine {
     /// There may be room on a way where there was not enough; see [`Host::room`].
     pub fn room_again(&mut self) {
         self.core.room.look = true;
+        self.core.network.room_again();
     }
 
     /// Queue pairs that wait for room on their way.
@@ -414,9 +426,9 @@ impl Engine {
                 config.device_memory_offset()
             }
             REG_DEVICE_MEMORY_SIZE => config.device_memory_size(),
-            // The only function there is. Its Ethernet interface is another device's, of the
-            // same address.
-            REG_FUNCTION => u64::from(Function::new(FUNCTION_RDMA, 0, None).0),
+            // The only function there is. Where it has no Ethernet interface, that is another
+            // device's, of the same address.
+            REG_FUNCTION => u64::from(Function::new(config.personality.models(), 0, None).0),
             REG_RESET_TIMEOUT => u64::from(RESET_TIMEOUT),
             _ => 0,
         }
@@ -525,6 +537,7 @@ impl Engine {
             (2, FEATURES_OF_1_2),
             (3, FEATURES_OF_1_3),
             (4, FEATURES_OF_1_4),
+            (5, FEATURES_OF_1_5),
         ];
         for (minor, brought) in versions {
             if driver_minor < minor {
@@ -609,6 +622,12 @@ impl Engine {
                     self.core.counters.bad_doorbells += 1;
                 }
             }
+            DOORBELL_CHANNEL => {
+                counters.channel_doorbells += 1;
+                if !self.core.network.ring(word as u16, page_number) {
+                    self.core.counters.bad_doorbells += 1;
+                }
+            }
             DOORBELL_EVENT_QUEUE if page == 0 => {
                 counters.event_doorbells += 1;
                 self.core.eq_doorbell(word, now, host);
@@ -653,7 +672,7 @@ impl Engine {
     ) -> Disposition {
         self.core.now = now;
         if self.turns == 0 && roce::Frame::parse(frame).is_none() {
-            return Disposition::PassToHost;
+            return self.receive_ordinary(frame, medium, host);
         }
         self.begin_turn(host);
         let disposition = if self.core.is_running() {
@@ -662,7 +681,36 @@ impl Engine {
             Disposition::PassToHost
         };
         self.end_turn(host);
-        disposition
+        match disposition {
+            Disposition::Consumed => disposition,
+            Disposition::PassToHost => self.receive_ordinary(frame, medium, host),
+        }
+    }
+
+    /// A frame came that is not for a queue pair.
+    fn receive_ordinary(
+        &mut self,
+        frame: &[u8],
+        medium: Medium,
+        host: &mut dyn Host,
+    ) -> Disposition {
+        if !self.core.has_interface() {
+            return Disposition::PassToHost;
+        }
+        if medium == Medium::Memory && roce::Frame::parse(frame).is_some() {
+            // It has come without its CRC, which others may look at.
+            let mut sealed = frame.to_vec();
+            roce::seal(&mut sealed);
+            self.core.receive_ordinary(&sealed, host);
+        } else {
+            self.core.receive_ordinary(frame, host);
+        }
+        Disposition::Consumed
+    }
+
+    /// What the Ethernet interface has counted.
+    pub fn interface_counters(&self) -> &network::ChannelCounters {
+        self.core.network.counters()
     }
 
     /// Begins a turn: from now on tags may be used. [`Self::receive_frame`] and [`Self::poll`] are turns
@@ -764,6 +812,10 @@ impl Engine {
         }
         self.try_again();
         self.deliver_loopback(host);
+        let channels_first = self.core.network.goes_first();
+        if channels_first {
+            self.core.transmit_ordinary(host);
+        }
         // Half for those who wait for room and half for the others: neither holds up the other.
         self.serve_waiting(TURN / 2, host);
         let mut budget = TURN / 2;
@@ -775,6 +827,9 @@ impl Engine {
                 break;
             };
             budget = budget.saturating_sub(self.serve(qpn, None, host));
+        }
+        if !channels_first {
+            self.core.transmit_ordinary(host);
         }
         self.deliver_parked(host);
         self.deliver_loopback(host);
@@ -966,6 +1021,7 @@ impl Engine {
             return late;
         }
         if !self.core.ready.is_empty()
+            || self.core.network.is_ready()
             || self.has_commands()
             || self.core.paging.has_woken()
             || self.core.paging.has_due()

@@ -89,6 +89,10 @@ pub const ENOUGH_ROOM: usize = 256 << 10;
 pub trait Host: HostMemory {
     /// Puts a whole Ethernet frame (without frame check sequence) on the way to its destination.
     fn transmit(&mut self, frame: &[u8]);
+    /// Puts a frame of the Ethernet interface on the wire, the same way as every other such frame.
+    fn transmit_ordinary(&mut self, frame: &[u8]) {
+        self.transmit(frame);
+    }
     /// What the next frame to this Ethernet address leaves by: not [`Way::Loopback`].
     fn way(&self, destination: &Mac) -> Way {
         let _ = destination;

@@ -145,6 +145,11 @@ impl Core {
         found.unwrap_or(Route::to(EQ_ASYNC))
     }
 
+    /// Where the event of a channel goes on behalf of a processor, if the map says so.
+    pub(crate) fn route_channel(&self, row: SubFunction, processor: u16) -> Option<Route> {
+        self.vectors.find(row, processor)
+    }
+
     /// Carries out `SetVectorMap`.
     pub(crate) fn set_vector_map(&mut self, command: &SetVectorMap) -> Result<(), CommandStatus> {
         let (row, start) = range(command.sub_function, command.first, command.count)?;

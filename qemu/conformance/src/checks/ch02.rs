@@ -181,8 +181,8 @@ fn mac(host: &mut Host) -> Outcome {
 fn function(host: &mut Host) -> Outcome {
     let function = Function(host.device.register32(REG_FUNCTION)?);
     ensure!(
-        function.models() & FUNCTION_RDMA != 0,
-        "no RDMA: {function:x?}"
+        function.models() & (FUNCTION_RDMA | FUNCTION_ETHERNET) != 0,
+        "neither part: {function:x?}"
     );
     ensure_eq!(function.0 >> 25, 0, "bits 31:25");
     Ok(())

@@ -17,6 +17,7 @@ mod ch11;
 mod ch12;
 mod ch13;
 mod ch14;
+mod ch20;
 mod fixture;
 mod unchecked;
 
@@ -78,6 +79,7 @@ pub fn all() -> Vec<&'static Check> {
         ch12::CHECKS,
         ch13::CHECKS,
         ch14::CHECKS,
+        ch20::CHECKS,
     ]
     .into_iter()
     .flatten()

@@ -69,4 +69,8 @@ pub const REASONS: &[(&str, &str)] = &[
         "half a word that was seen would prove the contrary, none seen proves nothing; DEV-5-2 and \
          DEV-6-6 look for one",
     ),
+    (
+        "DEV-20-7",
+        "whose turn it is in the device is not seen from outside, and no time is named",
+    ),
 ];

@@ -12,6 +12,7 @@ mod control_record;
 mod details;
 mod device_memory;
 mod errors;
+mod ethernet;
 mod events;
 mod faults;
 mod features;
