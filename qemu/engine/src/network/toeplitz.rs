@@ -15,10 +15,10 @@ pub fn hash(key: &Key, input: &[u8]) -> u32 {
     let mut result = 0;
     for (byte, mut next) in input.iter().zip(rest.iter().copied()) {
         for bit in (0..8).rev() {
-            if byte >> bit & 1 == 1 {
+            if (byte >> bit) & 1 == 1 {
                 result ^= window;
             }
-            window = window << 1 | u32::from(next >> 7);
+            window = (window << 1) | u32::from(next >> 7);
             next <<= 1;
         }
     }

@@ -736,10 +736,11 @@ fn wrong_markup(text: &str) -> Vec<String> {
                     say("text between columns");
                 }
             }
-        } else if is_line(line) && !above.is_empty() && !is_line(above) {
-            if line.chars().count() < above.chars().count() {
-                say("shorter than its title");
-            }
+        } else if is_line(line)
+            && !is_line(above)
+            && line.chars().count() < above.chars().count()
+        {
+            say("shorter than its title");
         }
         above = line;
     }
