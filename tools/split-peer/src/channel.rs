@@ -440,9 +440,9 @@ impl Channel {
 
 impl Drop for Channel {
     fn drop(&mut self) {
+        // The identifier's end tells the peer; `rdma_disconnect` would wait for an event that one which was refused never has.
         // SAFETY: with the queue pair goes whoever uses the region; it is not used after this.
         unsafe {
-            rdma_disconnect(self.id.0);
             rdma_destroy_qp(self.id.0);
             ibv_dereg_mr(self.memory);
         }
