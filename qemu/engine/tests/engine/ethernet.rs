@@ -311,7 +311,7 @@ fn sum(parts: &[&[u8]]) -> u16 {
     let mut sum = 0u32;
     for part in parts {
         for word in part.chunks(2) {
-            sum += u32::from(word[0]) << 8 | u32::from(*word.get(1).unwrap_or(&0));
+            sum += (u32::from(word[0]) << 8) | u32::from(*word.get(1).unwrap_or(&0));
             sum = (sum & 0xffff) + (sum >> 16);
         }
     }

@@ -736,10 +736,7 @@ fn wrong_markup(text: &str) -> Vec<String> {
                     say("text between columns");
                 }
             }
-        } else if is_line(line)
-            && !is_line(above)
-            && line.chars().count() < above.chars().count()
-        {
+        } else if is_line(line) && !is_line(above) && line.chars().count() < above.chars().count() {
             say("shorter than its title");
         }
         above = line;
