@@ -303,7 +303,7 @@ pub fn groups() -> Vec<Group> {
             tests: &[("split", split::TESTS), ("split", split::AFTERWARDS)],
         },
         Group {
-            name: "split, long",
+            name: "split at length",
             flavour: Flavour::Test,
             load_driver: false,
             options: split::options,
