@@ -61,16 +61,17 @@ checks! {
 }
 
 /// Features that need another, and which.
-const NEEDS: [(u64, u64); 5] = [
+const NEEDS: [(u64, u64); 6] = [
     (FEATURE_XRC, FEATURE_SRQ),
     (FEATURE_MULTICAST, FEATURE_UD),
     (FEATURE_RESIZE_SRQ, FEATURE_SRQ),
     (FEATURE_REGISTER_SEND, FEATURE_FAST_REGISTER),
     (FEATURE_TURNS, FEATURE_PENDING_TAGS),
+    (FEATURE_REDIRECTION, FEATURE_ETHERNET),
 ];
 
 /// The features that there are.
-const FEATURES: [u64; 27] = [
+const FEATURES: [u64; 29] = [
     FEATURE_SRQ,
     FEATURE_ATOMICS,
     FEATURE_WINDOWS,
@@ -98,6 +99,8 @@ const FEATURES: [u64; 27] = [
     FEATURE_QP_COUNTERS,
     FEATURE_CONTEXTS,
     FEATURE_WINDOWS_ONLY,
+    FEATURE_ETHERNET,
+    FEATURE_REDIRECTION,
 ];
 
 fn magic(host: &mut Host) -> Outcome {
@@ -533,6 +536,7 @@ fn another_major_version(host: &mut Host) -> Outcome {
 }
 
 fn features_not_offered(host: &mut Host) -> Outcome {
+    host.ethernet = true;
     let mut boot = host.boot()?;
     let offered = boot.features;
     for bit in 0..64 {
@@ -545,6 +549,7 @@ fn features_not_offered(host: &mut Host) -> Outcome {
 }
 
 fn features_without_those_they_need(host: &mut Host) -> Outcome {
+    host.ethernet = true;
     let mut boot = host.boot()?;
     let offered = boot.features;
     for (feature, needed) in NEEDS {

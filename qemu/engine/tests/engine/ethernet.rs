@@ -1036,13 +1036,13 @@ fn without_buffers_frames_are_lost_and_a_low_pool_is_told_of_once() {
     nic.node.receive(&plain(60, mac, PEER));
     assert_eq!(nic.node.event_codes(EQ_FIRST_HANDLER), []);
     nic.post_buffers(0, 6, BUFFER);
-    // Too few for this one, which takes none of them.
+    // They are used up before a frame has found enough of them: that is no news.
     let mut told = Vec::new();
     for length in [14 + 13 * 1000, 60, 60] {
         nic.node.receive(&plain(length.min(9014), mac, PEER));
         told.extend(nic.node.event_codes(EQ_FIRST_HANDLER));
     }
-    assert_eq!(told, low);
+    assert_eq!(told, []);
     assert_eq!(nic.take(0).unwrap().0.buffers, 5);
     assert_eq!(nic.take(0).unwrap().0.index, 5);
     assert!(nic.take(0).is_none());
@@ -1608,7 +1608,7 @@ fn a_flood_of_frames_and_a_stream_of_packets_both_get_on() {
     let (forth, back) = (to.as_peer(qpn), nic.node.as_peer(qpn));
     nic.node.connect(qpn, &forth);
     to.connect(qpn, &back);
-    let length = 1 << 18;
+    let length = 1 << 20;
     let source = nic.node.register(0x101, PD, ALL, length);
     let target = to.register(0x201, PD, ALL, length);
     let work = SendWork::new(SendOpcode::Write, &[source.sge(0, length as u32)])
@@ -1623,7 +1623,7 @@ fn a_flood_of_frames_and_a_stream_of_packets_both_get_on() {
         ..TransmitHeader::zeroed()
     };
     nic.set_word(0, offset_of!(ChannelRecord, transmit_arm), u32::MAX);
-    let (mut ordinary, mut packets, mut both) = (0, 0, 0);
+    let (mut ordinary, mut packets, mut both, mut turns) = (0, 0, 0, 0);
     let mut done = false;
     for _ in 0..2000 {
         let room = Room::Bytes(ROOM);
@@ -1645,6 +1645,7 @@ fn a_flood_of_frames_and_a_stream_of_packets_both_get_on() {
         ordinary += mine.len();
         packets += theirs.len();
         both += usize::from(!mine.is_empty() && !theirs.is_empty());
+        turns += 1;
         assert!(
             theirs
                 .iter()
@@ -1676,8 +1677,10 @@ fn a_flood_of_frames_and_a_stream_of_packets_both_get_on() {
         }
     }
     assert!(done, "{ordinary} frames, {packets} packets");
-    assert!(packets >= (length >> 12) as usize && ordinary > 100);
-    assert!(both * 2 > packets / 16, "{both} turns with both");
+    assert!(
+        packets >= (length >> 12) as usize && ordinary > 8 * turns && both * 2 > turns,
+        "{ordinary} frames, {packets} packets, {both} of {turns} turns with both"
+    );
 }
 
 #[test]
