@@ -2,6 +2,7 @@
 
 //! What all commands have in common: lengths, reserved fields, replies (chapter 3).
 
+use crate::ethernet;
 use ferrite_abi::*;
 use ferrite_engine::testing::{Node, QpOptions, MEMORY_BASE};
 use ferrite_engine::HostMemory;
@@ -47,9 +48,20 @@ fn sample<L: Layout>(opcode: CommandOpcode, value: L) -> Sample {
 /// it, if anything, is that the object is there or is not.
 fn samples() -> (Node, Vec<Sample>) {
     use CommandOpcode as O;
-    let mut node = Node::new(1);
+    let mut node = ethernet::combined();
+    node.set_address();
+    node.create_cq(1, EQ_FIRST_HANDLER, 8);
     node.create_qp(QpOptions::default());
     node.create_srq(3, 4, None);
+    let channel = ethernet::command(&mut node, 7, EQ_FIRST_HANDLER);
+    node.execute(&channel);
+    let mut redirected = SetRedirectionTable::zeroed();
+    redirected.count = 1;
+    redirected.entries[0] = RedirectionEntry {
+        channel: CHANNEL_NONE,
+        eqn: EQ_NONE,
+        ..RedirectionEntry::zeroed()
+    };
     let region = node.register(Tag::new(5, 1).0, 1, ACCESS_LOCAL_WRITE, 4096);
     let object = |opcode| {
         let object = ObjectNumber {
@@ -230,6 +242,27 @@ fn samples() -> (Node, Vec<Sample>) {
                 ..InvalidatePages::zeroed()
             },
         ),
+        sample(O::SetRedirection, SetRedirection::zeroed()),
+        sample(O::SetRedirectionTable, redirected),
+        sample(O::CreateChannel, channel),
+        sample(
+            O::ModifyChannel,
+            ModifyChannel {
+                channel: 77,
+                eqn: EQ_NONE,
+                ..ModifyChannel::zeroed()
+            },
+        ),
+        object(O::DestroyChannel),
+        sample(O::SetInterface, ethernet::interface(&node, 0)),
+        sample(O::SetMulticastFilter, SetMulticastFilter::zeroed()),
+        sample(
+            O::QueryChannelCounters,
+            QueryChannelCounters {
+                channel: CHANNEL_NONE,
+                ..QueryChannelCounters::zeroed()
+            },
+        ),
     ];
     (node, samples)
 }
@@ -256,6 +289,7 @@ fn is_query(opcode: CommandOpcode) -> bool {
             | O::QueryCompletionQueue
             | O::QueryTag
             | O::QueryQueuePairCounters
+            | O::QueryChannelCounters
     )
 }
 
@@ -574,6 +608,14 @@ fn there_is_one_port_and_its_number_is_0() {
         (
             CommandOpcode::CreateQueuePair,
             std::mem::offset_of!(CreateQueuePair, port),
+        ),
+        (
+            CommandOpcode::CreateChannel,
+            std::mem::offset_of!(CreateChannel, port),
+        ),
+        (
+            CommandOpcode::SetInterface,
+            std::mem::offset_of!(SetInterface, port),
         ),
     ];
     for (opcode, at) in ports {

@@ -50,7 +50,7 @@ fn power_on(personality: Personality, any_source: bool) -> Node {
 }
 
 /// Both parts, of a driver that has agreed on everything.
-fn combined() -> Node {
+pub fn combined() -> Node {
     let mut node = power_on(Personality::Combined, false);
     node.boot_with(FEATURES | ETHERNET_FEATURES);
     node.create_eq(EQ_ASYNC, 1);
@@ -59,7 +59,7 @@ fn combined() -> Node {
     node
 }
 
-fn command(node: &mut Node, number: u16, eqn: u16) -> CreateChannel {
+pub fn command(node: &mut Node, number: u16, eqn: u16) -> CreateChannel {
     let base = node.allocate(0x4000);
     CreateChannel {
         channel: number,
@@ -76,7 +76,7 @@ fn command(node: &mut Node, number: u16, eqn: u16) -> CreateChannel {
     }
 }
 
-fn interface(node: &Node, flags: u16) -> SetInterface {
+pub fn interface(node: &Node, flags: u16) -> SetInterface {
     SetInterface {
         flags: INTERFACE_UP | flags,
         mtu: MTU,

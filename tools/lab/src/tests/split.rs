@@ -218,6 +218,8 @@ fn with_host(
     let (host, unit, lan) = (vm(cluster, HOST)?, vm(cluster, UNIT)?, on_lan(cluster)?);
     unit_up(cluster)?;
     host_up(cluster, HOST, parameters)?;
+    // The LAN may know an address of the host that was another test's.
+    lan.sh("ip neigh flush all")?;
     test(host, unit, lan)?;
     host_down(host)?;
     unit_down(unit)
