@@ -98,6 +98,9 @@ impl<T: BoundWorkItem<ID>, const ID: u64> BoundWork<T, ID> {
 
     /// Has it done from now on when it is queued, until what this gives is dropped or the device is unbound:
     /// that waits for it. `EINVAL` where it is for another device.
+    ///
+    /// What the work uses of what is managed for the device is to be made before this: at the unbinding what was
+    /// made later goes earlier.
     pub fn open(self: &Arc<Self>, dev: &Device<Bound>) -> Result<Devres<Opened<T, ID>>> {
         let normal: &Device = dev;
         if !ptr::eq(normal, &*self.dev) {
@@ -158,7 +161,9 @@ impl<T: BoundWorkItem<ID>, const ID: u64> WorkItem for BoundWork<T, ID> {
         let item = this.state.lock().item.take();
         if let Some(item) = item {
             // SAFETY: There was somebody to do it for, whom `close` takes out: so it was open, and by the type
-            // invariants who closes it waits for this, in an end that the device is not unbound before.
+            // invariants who closes it waits for this, in an end that the device is not unbound before. As with the
+            // kernel's own registrations of interrupts, what was managed for the device after this was opened may be
+            // gone by then: `open` tells its callers.
             let dev = unsafe { this.dev.as_bound() };
             T::run(item, dev);
         }

@@ -59,8 +59,8 @@ pub enum Checksum {
 
 impl Skb {
     /// Notes when it was sent, for those who want to know: by a driver, before its device can see it.
-    pub fn tx_timestamp(&self) {
-        // SAFETY: The buffer is ours.
+    pub fn tx_timestamp(&mut self) {
+        // SAFETY: The buffer is ours, and nobody else looks at it while it may be cloned.
         unsafe { bindings::skb_tx_timestamp(self.as_raw()) };
     }
 

@@ -421,7 +421,8 @@ impl Objects {
 fn agree(near: &QpValues, far: &QpValues) -> bool {
     // Before it may send, an end has not been told what it would begin with.
     let sends = matches!(far.state, QpState::Rts | QpState::Sqd);
-    near.sq_psn == far.rq_psn && (!sends || near.rq_psn == far.sq_psn)
+    let same = |sent: u32, expected: u32| (sent ^ expected) & 0xff_ffff == 0;
+    same(near.sq_psn, far.rq_psn) && (!sends || same(far.sq_psn, near.rq_psn))
 }
 
 /// The other end of a connection.

@@ -153,10 +153,14 @@ impl Host for HostSide {
         if is_message(frame) {
             return;
         }
-        if self.any_source || self.is_own(frame) {
-            self.send_by_uplink(frame);
-        } else {
+        if !self.any_source && !self.is_own(frame) {
             self.uplink_counters.source_drops += 1;
+        } else if self.uplink_congestion.is_stuck() {
+            // Also where there is a little room: channels would take it before there is enough again
+            // for the answers of queue pairs, and the socket would be stuck for good.
+            self.uplink_counters.sent(frame.len(), false);
+        } else {
+            self.send_by_uplink(frame);
         }
     }
 
@@ -1327,6 +1331,28 @@ mod tests {
         core.host.memory.set_bus_master(true);
         core.engine = node.engine;
         frame
+    }
+
+    #[test]
+    fn a_socket_that_is_stuck_takes_no_frames_of_channels() {
+        let wired = Wired::new();
+        let mut core = wired.device.lock();
+        let host = &mut core.host;
+        let mut frame = [0; 60];
+        frame[6..12].copy_from_slice(&MAC);
+        host.transmit_ordinary(&frame);
+        let one = host.uplink.len();
+        assert_ne!(one, 0);
+        host.uplink_congestion.ask(0);
+        assert!(!host.uplink_congestion.look(false, 0));
+        host.transmit_ordinary(&frame);
+        assert_eq!(host.uplink.len(), 2 * one, "it was not stuck yet");
+        assert!(host.uplink_congestion.look(false, u64::MAX));
+        host.transmit_ordinary(&frame);
+        assert_eq!(host.uplink.len(), 2 * one);
+        assert!(host.uplink_congestion.look(true, u64::MAX));
+        host.transmit_ordinary(&frame);
+        assert_eq!(host.uplink.len(), 3 * one);
     }
 
     #[test]

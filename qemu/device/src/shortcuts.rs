@@ -40,6 +40,11 @@ impl Congestion {
         }
     }
 
+    /// Whether nobody has made room for so long that what is sent is lost.
+    pub fn is_stuck(&self) -> bool {
+        self.stuck
+    }
+
     /// Whether the engine waits for room.
     #[inline]
     pub fn is_wanted(&self) -> bool {

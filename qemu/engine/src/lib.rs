@@ -697,6 +697,7 @@ impl Engine {
         if !self.core.has_interface() {
             return Disposition::PassToHost;
         }
+        self.core.work += 1;
         if medium == Medium::Memory && roce::Frame::parse(frame).is_some() {
             // It has come without its CRC, which others may look at.
             let mut sealed = frame.to_vec();

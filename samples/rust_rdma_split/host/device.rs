@@ -224,7 +224,7 @@ impl crate::net::Driver for Split {
         dev.arrived.clear();
     }
 
-    fn start_xmit(dev: &Device<Self>, skb: Skb) -> Xmit {
+    fn start_xmit(dev: &Device<Self>, mut skb: Skb) -> Xmit {
         let Some(link) = dev.link.as_ref() else {
             refuse(dev, skb, DropReason::NotReady);
             return Xmit::Taken;
@@ -247,7 +247,9 @@ impl crate::net::Driver for Split {
             }
             dev.wake_queue(0);
         }
-        skb.tx_timestamp();
+        if can.is_ok() {
+            skb.tx_timestamp();
+        }
         match can.and_then(|()| link.send(&skb)) {
             Ok(()) => {
                 dev.counters.tx_packets.add(1);

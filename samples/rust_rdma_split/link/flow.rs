@@ -429,7 +429,10 @@ impl<O: Owner> Channel<O> {
             Ok(Event::Nothing) => {}
             Ok(Event::Wanted { element_size, .. }) => {
                 let has_more = |live: &Live<O>| live.added < MORE_POOLS;
-                if state.live.as_ref().is_some_and(has_more)
+                // Who asks too early asks again when it is told of the first pools.
+                if state.is_up
+                    && !state.is_ending
+                    && state.live.as_ref().is_some_and(has_more)
                     && shared.options.more(element_size).is_some()
                 {
                     state.wanted = Some(element_size);

@@ -710,9 +710,15 @@ impl<O: Owner> Shared<O> {
         let room = options.message_shape().size as usize + DATA_HEADER;
         let inbox = chunks(gear.pd.lease(), shape.elements as usize, room, &mut keeps)?;
         let mut state = self.state.lock();
+        if !state.is_up {
+            return Ok(());
+        }
         // Who ends a connection has `steps`, as this task does: it is the same one.
         let Some(live) = &mut state.live else {
             return Ok(());
+        };
+        let (Some(data), Some(region)) = (&live.data, &pool.region) else {
+            return Err(EINVAL);
         };
         // All that may fail for want of memory is done with room that there is.
         if live.keeps.capacity() - live.keeps.len() < keeps.len() {
@@ -721,9 +727,6 @@ impl<O: Owner> Shared<O> {
         for keep in keeps {
             let _ = live.keeps.push_within_capacity(keep);
         }
-        let (Some(data), Some(region)) = (&live.data, &pool.region) else {
-            return Err(EINVAL);
-        };
         let mut posted = Ok(());
         for chunk in inbox {
             posted = posted.and_then(|()| {

@@ -1194,6 +1194,10 @@ impl BoundWorkItem for Recovery {
         };
         let (question, verdict) = {
             let mut exchange = this.exchange.lock();
+            if exchange.closed {
+                // Nobody waits for it any more, and whoever unbinds waits for this.
+                return;
+            }
             exchange.take()
         };
         let cause = match this.works() {

@@ -162,8 +162,10 @@ impl Packet {
         }
         let segment = frame.get(at..end)?;
         let stored = be16(segment, protocol.checksum())?;
-        if protocol == Protocol::Udp && stored == 0 {
-            // It has none.
+        if protocol == Protocol::Udp
+            && (stored == 0 || usize::from(be16(segment, 4)?) != segment.len())
+        {
+            // It has none, or is of another length than IP says: what the sum is of is not clear.
             return None;
         }
         let pseudo = self.pseudo(frame, protocol, segment.len());

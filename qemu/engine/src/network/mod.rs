@@ -247,9 +247,10 @@ impl Network {
         !self.ready.is_empty()
     }
 
-    /// Whether the turn of channels comes before that of queue pairs, which is so every other time.
+    /// Whether the turn of channels comes before that of queue pairs, which is so every other time that
+    /// they have something to send.
     pub(crate) fn goes_first(&mut self) -> bool {
-        self.went_first = !self.went_first;
+        self.went_first ^= self.is_ready();
         self.went_first
     }
 
