@@ -3,7 +3,7 @@
 //! The driver: what the core asks of a device, trait by trait.
 
 use crate::bindings;
-use crate::engine::{fail, Engine};
+use crate::engine::{fail, Engine, NOBODY};
 use crate::kernel_ext::errno::eopnotsupp;
 use crate::kernel_ext::spinlock::{new_irq_spinlock, IrqSpinLock};
 use crate::kernel_ext::workqueue::OwnedQueue;
@@ -426,10 +426,11 @@ impl QpOps for Soft {
     fn destroy_qp(qp: &Qp<Self>) -> Result {
         let mut objects = qp.device().engine.objects.lock();
         objects.qps.set(qp.number(), None);
-        // Its number may be another's next, who must not find somebody connected with it. Who is failed is flushed by
-        // the kick below.
+        // Its number may be another's next, who must not find somebody connected with it. Who is left learns of it when
+        // it sends, as over a wire: what it has received is still to be polled, and receives that it has posted are no
+        // errors.
         if let Some(peer) = objects.connected_with(qp) {
-            fail(peer);
+            peer.values.lock().dest_qp_num = NOBODY;
         }
         // Of those that it is counted by, the completions are left.
         purge(qp);

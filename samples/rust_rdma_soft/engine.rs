@@ -43,6 +43,9 @@ const MAX_MESSAGE: u64 = 1 << 31;
 /// Numbers before it are those of special queue pairs, and key 0 is that of all local memory.
 const FIRST: u32 = 2;
 
+/// The number of no queue pair, for who is connected with one that is gone.
+pub(crate) const NOBODY: u32 = 0;
+
 impl<T> Numbered<T> {
     fn new() -> Self {
         Self(KVVec::new())

@@ -451,13 +451,18 @@ impl Test for Abandoned {
         let received = near.recv(&buffer, 0..64)?;
         let number = far.number();
         drop(far);
-        ended(received, WcStatus::WorkRequestFlushed)?;
-        check!(near.state()? == QpState::Err);
+        // As over a wire nobody tells it.
+        check!(near.state()? == QpState::Rts);
         let limits = QpLimits {
             sends: SENDS,
             recvs: SENDS,
         };
-        check!(Qp::new(&pd, &cqs[1], limits)?.number() == number);
+        let other = Qp::new(&pd, &cqs[1], limits)?;
+        check!(other.number() == number);
+        let sent = near.send(Op::Send, Memory::Buffer(&buffer, 0..64))?;
+        ended(sent, WcStatus::RetryExceeded)?;
+        ended(received, WcStatus::WorkRequestFlushed)?;
+        check!(near.state()? == QpState::Err);
         Ok(())
     }
 }
