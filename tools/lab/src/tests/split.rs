@@ -424,11 +424,10 @@ fn variants(cluster: &Cluster) -> Result<()> {
     for (parameters, counter) in VARIANTS {
         with_host(cluster, parameters, |host, _, lan| {
             pings(host, lan)?;
-            // One after the other, so that each finds an element; but the first may come before the pools. Where
-            // many are under way they take what way there is.
-            let all = of_host(host, "tx_packets")?;
+            // One after the other, so that each finds an element: those of the two larger sizes at least. Where many
+            // are under way they take what way there is.
             let counted = counter_of(host, counter)?;
-            ensure!(counted > all / 2, "{counter} is {counted} of {all} frames");
+            ensure!(counted >= 10, "{counter} is {counted} only");
             file(host, lan, 2)?;
             file(lan, host, 2)
         })
