@@ -10,7 +10,7 @@ use super::netdev::{Enabling, GidScan, GidTable, Pairing};
 use super::ops::op_if;
 use super::udata::expect_none;
 use super::{
-    netdev, Driver, EthernetPort, Extensions, Netdev, NetdevEvent, OnDemandAttr, Ops, Rtnl,
+    netdev, Driver, EthernetPort, Netdev, NetdevEvent, OnDemandAttr, Ops, Rtnl,
 };
 use crate::bindings;
 use crate::kernel_ext::workqueue::OwnedQueue;
@@ -819,8 +819,9 @@ pub struct DeviceAttr {
     pub max_dm_size: u64,
     /// On-demand memory, where it has that.
     pub on_demand: Option<OnDemandAttr>,
-    /// What it has for kernel users that the core does not know of.
-    pub extensions: Extensions,
+    /// What it has of its driver's own for kernel users: bits of `kernel_cap_flags` that are none of the
+    /// core's ([`Extension`](super::Extension)).
+    pub driver_caps: u64,
 }
 
 impl DeviceAttr {
@@ -835,7 +836,7 @@ impl DeviceAttr {
         raw.max_qp = self.max_qp as c_int;
         raw.max_qp_wr = self.max_qp_wr as c_int;
         raw.device_cap_flags = self.caps.as_raw();
-        raw.kernel_cap_flags = self.extensions.as_raw();
+        raw.kernel_cap_flags = self.driver_caps;
         if self.local_dma_lkey {
             raw.kernel_cap_flags |= u64::from(bindings::ib_kernel_cap_flags_IBK_LOCAL_DMA_LKEY);
         }

@@ -2,66 +2,124 @@
 
 //! What devices can do for kernel users beyond what the core has names for.
 //!
-//! The core leaves some numbers to the drivers: flags of queue pairs, opcodes. What one of them means
-//! by such a number need not be what another means. So a device says what it has of this, in bits of
-//! `kernel_cap_flags` from the highest down, where the core assigns them from the lowest up; and
-//! [`super::ulp`] uses none of the numbers on a device that has not said so. All of them are for
-//! kernel users alone: the core takes none from processes.
+//! The core leaves some numbers to drivers: flags of queue pairs, opcodes. What one of them means by such
+//! a number need not be what another means, and none of the numbers is here. A driver that has something
+//! of the kind describes it as an [`Extension`], in a file that its users have, too. A device says in bits
+//! of `kernel_cap_flags` which of its driver's extensions it has ([`DeviceAttr::driver_caps`]), and
+//! [`super::ulp`] uses none of the numbers on a device that has not said so. All of them are for kernel
+//! users alone: the core takes none from processes.
+//!
+//! [`DeviceAttr::driver_caps`]: super::DeviceAttr::driver_caps
 
-use super::Access;
+use super::{Access, QpCreateFlags};
 use crate::bindings;
+use crate::kernel_ext::errno::eopnotsupp;
+use kernel::prelude::*;
 
-flags! {
-    /// Which of the extensions a device has.
-    pub struct Extensions(u64) {
-        /// [`QpCreateFlags::REGISTER_SEND`].
-        REGISTER_SEND = 1 << 63,
-        /// [`QpCreateFlags::REGISTER_DRAINS`]. A device with this refuses a registration whose key is
-        /// that of no region of the domain, is in use, or is that of a region with room for fewer
-        /// pages; it changes nothing then.
-        REGISTER_DRAINS = 1 << 62,
-        /// [`Access::ONE_TOUCH`].
-        ONE_TOUCH = 1 << 61,
+/// Something that a driver can do for kernel users: how its devices say that they have it, and in what
+/// numbers it is asked for.
+///
+/// # Invariants
+///
+/// Devices of which the core knows all of `capability` are of a driver that means by the other numbers
+/// what who made this does. They are none of the core's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extension {
+    capability: u64,
+    create_flags: QpCreateFlags,
+    access: Access,
+    opcode: Option<u32>,
+}
+
+impl Extension {
+    /// What devices have whose [`DeviceAttr::driver_caps`](super::DeviceAttr::driver_caps) have
+    /// `capability`.
+    ///
+    /// # Safety
+    ///
+    /// No device but of the driver that the extension is of may say that it has `capability`. That
+    /// driver must know the numbers that are added to this, and demand no more of memory for them than of
+    /// other requests: that what a request names stays until it is complete.
+    pub const unsafe fn new(capability: u64) -> Self {
+        assert!(capability > u32::MAX as u64, "the core's, or none");
+        // INVARIANT: The caller vouches for the driver.
+        Self {
+            capability,
+            create_flags: QpCreateFlags::from_raw(0),
+            access: Access::from_raw(0),
+            opcode: None,
+        }
+    }
+
+    /// Queue pairs are made for it by these flags.
+    pub const fn with_create_flags(mut self, flags: QpCreateFlags) -> Self {
+        assert!(QpCreateFlags::OF_DRIVERS.contains(flags));
+        self.create_flags = flags;
+        self
+    }
+
+    /// Regions are registered for it, by work request, with these rights beside others.
+    pub const fn with_access(mut self, access: Access) -> Self {
+        assert!(!Access::OF_CORE.intersects(access));
+        self.access = access;
+        self
+    }
+
+    /// Requests of that opcode are an `ib_reg_wr`: they register a region, and do something besides.
+    pub const fn with_opcode(mut self, opcode: u32) -> Self {
+        assert!(opcode >= bindings::ib_wr_opcode_IB_WR_RESERVED1);
+        assert!(opcode <= bindings::ib_wr_opcode_IB_WR_RESERVED10);
+        self.opcode = Some(opcode);
+        self
+    }
+
+    /// How a device says that it has it.
+    pub const fn capability(&self) -> u64 {
+        self.capability
+    }
+
+    /// The flags of queue pairs that are made for it.
+    pub const fn create_flags(&self) -> QpCreateFlags {
+        self.create_flags
+    }
+
+    /// The rights of regions that are registered for it.
+    pub const fn access(&self) -> Access {
+        self.access
+    }
+
+    /// The opcode of its requests, if there are such.
+    pub const fn opcode(&self) -> Option<u32> {
+        self.opcode
+    }
+
+    /// Whether a device has it that says so much of itself.
+    pub(super) fn is_among(&self, kernel_cap_flags: u64) -> bool {
+        kernel_cap_flags & self.capability == self.capability
+    }
+
+    /// The flags of a queue pair that is to have all of them; `EOPNOTSUPP` where the device has not.
+    pub(super) fn flags_for(extensions: &[Self], kernel_cap_flags: u64) -> Result<QpCreateFlags> {
+        let none = QpCreateFlags::default();
+        extensions.iter().try_fold(none, |flags, extension| {
+            if extension.is_among(kernel_cap_flags) {
+                Ok(flags | extension.create_flags)
+            } else {
+                Err(eopnotsupp())
+            }
+        })
+    }
+
+    /// Checks rights for what a queue pair with these extensions registers: the core's, and of others only
+    /// theirs; else `EOPNOTSUPP`.
+    pub(super) fn check_access(extensions: &[Self], access: Access) -> Result {
+        let known = extensions
+            .iter()
+            .fold(Access::OF_CORE, |known, extension| known | extension.access);
+        if known.contains(access) {
+            Ok(())
+        } else {
+            Err(eopnotsupp())
+        }
     }
 }
-
-/// All that there are.
-const ALL: Extensions = Extensions::from_raw(7 << 61);
-
-impl Extensions {
-    /// Those that a device says it has.
-    pub(super) fn of(raw: &bindings::ib_device_attr) -> Self {
-        Self::from_raw(raw.kernel_cap_flags & ALL.as_raw())
-    }
-}
-
-/// The first of the flags that are a driver's.
-const FIRST_CREATE_FLAG: u32 = bindings::ib_qp_create_flags_IB_QP_CREATE_RESERVED_START as u32;
-
-flags! {
-    /// What a queue pair of the kernel is to be able to do: flags of its creation.
-    pub struct QpCreateFlags(u32) {
-        /// A registration by work request that fails drains the send queue: state SQD, what is posted
-        /// after it is flushed until the consumer goes on (SQD->RTS). Without it the queue pair is
-        /// in error. What is flushed has its completion, signalled or not: the completion queue needs
-        /// room for all sends that may be posted.
-        REGISTER_DRAINS = FIRST_CREATE_FLAG,
-        /// There is room for work requests that register and send, [`REGISTER_SEND_OPCODE`].
-        REGISTER_SEND = FIRST_CREATE_FLAG << 1,
-    }
-}
-
-/// The opcode of an `ib_reg_wr` that registers and then sends its own `sg_list`, and has the peer
-/// invalidate `invalidate_rkey` unless that is zero. It completes as a send.
-pub const REGISTER_SEND_OPCODE: u32 = bindings::ib_wr_opcode_IB_WR_RESERVED1;
-
-impl Access {
-    /// What is registered by work request ends with the first message that writes to it.
-    pub const ONE_TOUCH: Self = Self::from_raw(1 << 30);
-}
-
-const _: () = {
-    // Nothing that the core knows, and nothing that it lets a process ask for.
-    assert!(bindings::ib_access_flags_IB_ACCESS_SUPPORTED & Access::ONE_TOUCH.as_raw() == 0);
-    assert!(QpCreateFlags::REGISTER_SEND.as_raw() > QpCreateFlags::REGISTER_DRAINS.as_raw());
-};

@@ -27,6 +27,10 @@ pub trait MrOps: PdOps {
     /// Driver's data of a memory region.
     type Mr: Send + Sync;
 
+    /// Opcodes of the driver's own (`IB_WR_RESERVED1` and on) that kernel users post as an `ib_reg_wr`, as
+    /// they do `IB_WR_REG_MR`: [`SendOp::Driver`](super::SendOp::Driver).
+    const REG_MR_OPCODES: &'static [u32] = &[];
+
     /// Makes a region of all memory, by DMA address, for the kernel.
     fn get_dma_mr<'a>(
         pd: &Pd<Self>,
@@ -468,6 +472,8 @@ c_flags! {
         HUGETLB = ib_access_flags_IB_ACCESS_HUGETLB,
         /// Writes need not be in order.
         RELAXED_ORDERING = ib_access_flags_IB_ACCESS_RELAXED_ORDERING,
+        /// All that the core has names for, or keeps for such.
+        OF_CORE = ib_access_flags_IB_ACCESS_SUPPORTED,
     }
 }
 

@@ -7,7 +7,7 @@ use super::restrack::fill_entry;
 use super::udata::expect_none;
 use super::{
     kind, Access, AhAttr, Cq, CqOps, Details, Device, Driver, Gid, Mtu, New, Object, ObjectRef,
-    Ops, Path, Pd, PdOps, QpCreateFlags, RecvList, SendList, Srq, SrqOps, Udata, XrcOps, Xrcd,
+    Ops, Path, Pd, PdOps, RecvList, SendList, Srq, SrqOps, Udata, XrcOps, Xrcd,
 };
 use crate::bindings;
 use core::marker::PhantomData;
@@ -579,9 +579,17 @@ impl<'a, D: QpOps> QpInitAttr<'a, D> {
         self.raw.port_num
     }
 
-    /// `IB_QP_CREATE_*`, and those of drivers.
+    /// What it is to be able to do besides, of what the core knows and drivers do.
     pub fn create_flags(&self) -> QpCreateFlags {
         QpCreateFlags::from_raw(self.raw.create_flags)
+    }
+}
+
+flags! {
+    /// What a queue pair of the kernel is to be able to do: flags of its creation.
+    pub struct QpCreateFlags(u32) {
+        /// All that are drivers' own.
+        OF_DRIVERS = !(bindings::ib_qp_create_flags_IB_QP_CREATE_RESERVED_START as u32 - 1),
     }
 }
 

@@ -5,6 +5,7 @@
 use super::*;
 use crate::bindings;
 use crate::kernel_ext::completion::Completion;
+use crate::kernel_ext::errno::eopnotsupp;
 use core::ptr::NonNull;
 use kernel::prelude::*;
 use kernel::sync::atomic::{Atomic, Relaxed};
@@ -31,8 +32,17 @@ impl Drop for Tracked {
     }
 }
 
-/// A driver with what the core demands and nothing else.
+/// A driver with what the core demands, and an opcode of its own.
 struct Minimal;
+
+/// See [`Minimal`].
+const OWN_OPCODE: u32 = bindings::ib_wr_opcode_IB_WR_RESERVED1 + 3;
+
+/// An extension that devices of some driver have.
+fn own_extension(bit: u32) -> Extension {
+    // SAFETY: Nobody posts anything.
+    unsafe { Extension::new(1 << bit) }
+}
 
 #[vtable]
 impl Driver for Minimal {
@@ -132,6 +142,8 @@ impl QpOps for Minimal {
 #[vtable]
 impl MrOps for Minimal {
     type Mr = ();
+
+    const REG_MR_OPCODES: &'static [u32] = &[OWN_OPCODE];
 
     fn get_dma_mr<'a>(
         _pd: &Pd<Self>,
@@ -832,27 +844,36 @@ mod suite {
             },
         )?;
         assert!(alone);
-        for (said, expected) in [(0, None), (0x77, Some(0x77))] {
-            let with_send = posted_registration(
-                REGISTER_SEND_OPCODE,
+        for said in [0, 0x77] {
+            let of_driver = posted_registration(
+                OWN_OPCODE,
                 QpType::Rc,
                 // SAFETY: All views of the union are plain data.
                 |wr, _| unsafe { *wr.wr.ex.invalidate_rkey.as_mut() = said },
                 |op| {
-                    let Ok(SendOp::RegisterSend {
+                    let Ok(SendOp::Driver {
+                        opcode,
                         key,
                         access,
-                        invalidate,
+                        ex,
                         ..
                     }) = op
                     else {
                         return false;
                     };
-                    (key, access, invalidate) == (0x1234, Access::REMOTE_READ, expected)
+                    (opcode, key, access, ex) == (OWN_OPCODE, 0x1234, Access::REMOTE_READ, said)
                 },
             )?;
-            assert!(with_send);
+            assert!(of_driver);
         }
+        // What it did not say that it knows may be of another form.
+        let unknown = |op: Result<SendOp<'_, Minimal>>| op.err() == Some(eopnotsupp());
+        assert!(posted_registration(
+            OWN_OPCODE + 1,
+            QpType::Rc,
+            |_, _| {},
+            unknown
+        )?);
         Ok(())
     }
 
@@ -871,7 +892,7 @@ mod suite {
             |_, mr| unsafe { (*mr).device = other() },
         ];
         let refused = |op: Result<SendOp<'_, Minimal>>| matches!(op, Err(error) if error == EINVAL);
-        for opcode in [bindings::ib_wr_opcode_IB_WR_REG_MR, REGISTER_SEND_OPCODE] {
+        for opcode in [bindings::ib_wr_opcode_IB_WR_REG_MR, OWN_OPCODE] {
             for change in changes {
                 assert!(posted_registration(opcode, QpType::Rc, change, refused)?);
             }
@@ -885,16 +906,15 @@ mod suite {
     fn what_the_core_does_not_know_of_a_device_is_told_besides_what_it_does() {
         let attr = DeviceAttr {
             local_dma_lkey: true,
-            extensions: Extensions::ONE_TOUCH | Extensions::REGISTER_DRAINS,
+            driver_caps: 5 << 40,
             ..DeviceAttr::default()
         };
         let mut raw: bindings::ib_device_attr = pin_init::zeroed();
         attr.fill(&mut raw);
-        assert_eq!(Extensions::of(&raw), attr.extensions);
         let lkey = u64::from(bindings::ib_kernel_cap_flags_IBK_LOCAL_DMA_LKEY);
-        assert_eq!(raw.kernel_cap_flags & lkey, lkey);
+        assert_eq!(raw.kernel_cap_flags, lkey | 5 << 40);
         DeviceAttr::default().fill(&mut raw);
-        assert_eq!(Extensions::of(&raw), Extensions::default());
+        assert_eq!(raw.kernel_cap_flags, 0);
     }
 
     #[test]
@@ -930,42 +950,30 @@ mod suite {
 
     #[test]
     fn what_only_some_devices_have_is_asked_of_these_alone() {
-        for registrations_drain in [false, true] {
-            for register_send in [false, true] {
-                let options = ulp::QpOptions {
-                    registrations_drain,
-                    register_send,
-                };
-                let (extensions, flags) = options.needs();
-                // A number that is told to a device whose own it is not means something else there.
-                for (wanted, extension, flag) in [
-                    (
-                        registrations_drain,
-                        Extensions::REGISTER_DRAINS,
-                        QpCreateFlags::REGISTER_DRAINS,
-                    ),
-                    (
-                        register_send,
-                        Extensions::REGISTER_SEND,
-                        QpCreateFlags::REGISTER_SEND,
-                    ),
-                ] {
-                    assert_eq!(extensions.contains(extension), wanted);
-                    assert_eq!(flags.contains(flag), wanted);
-                }
-                assert!(!extensions.contains(Extensions::ONE_TOUCH));
-            }
+        let [flag, other_flag] = [1 << 26, 1 << 31].map(QpCreateFlags::from_raw);
+        let right = Access::from_raw(1 << 31);
+        let one = own_extension(40).with_create_flags(flag);
+        let other = own_extension(42).with_create_flags(other_flag);
+        let with_right = own_extension(41).with_access(right);
+        // A number that is told to a device whose own it is not means something else there.
+        let asked = |extensions: &[Extension], caps| Extension::flags_for(extensions, caps);
+        assert_eq!(asked(&[], 0), Ok(QpCreateFlags::default()));
+        assert_eq!(asked(&[one], 1 << 40), Ok(flag));
+        assert_eq!(asked(&[one, other], 5 << 40), Ok(flag | other_flag));
+        assert_eq!(asked(&[with_right], 1 << 41), Ok(QpCreateFlags::default()));
+        for caps in [0, 1 << 41, 1 << 42, !(1 << 40)] {
+            assert_eq!(asked(&[one], caps), Err(eopnotsupp()));
+            assert_eq!(asked(&[other, one], caps), Err(eopnotsupp()));
         }
-        // None is taken for one of the core's, nor for another.
-        let attr = |kernel_cap_flags| {
-            let mut raw: bindings::ib_device_attr = pin_init::zeroed();
-            raw.kernel_cap_flags = kernel_cap_flags;
-            Extensions::of(&raw)
-        };
-        assert_eq!(attr((1 << 61) - 1), Extensions::default());
-        assert_eq!(attr(1 << 61), Extensions::ONE_TOUCH);
-        assert_eq!(attr(1 << 62), Extensions::REGISTER_DRAINS);
-        assert_eq!(attr(1 << 63), Extensions::REGISTER_SEND);
+        // Nor is a right.
+        let usual = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let with = [one, with_right];
+        assert_eq!(Extension::check_access(&[], usual), Ok(()));
+        assert_eq!(Extension::check_access(&with, usual | right), Ok(()));
+        for extensions in [&[][..], &[one, other]] {
+            let refused = Extension::check_access(extensions, usual | right);
+            assert_eq!(refused, Err(eopnotsupp()));
+        }
     }
 
     #[test]

@@ -13,12 +13,10 @@
 
 use super::consumer::Landlord;
 use super::{
-    Access, DeviceName, Extensions, Gid, GidAttr, GidType, Mtu, QpCreateFlags, QpState, QpType,
-    WcOpcode, WcStatus, REGISTER_SEND_OPCODE,
+    Access, DeviceName, Extension, Gid, GidAttr, GidType, Mtu, QpState, QpType, WcOpcode, WcStatus,
 };
 use crate::bindings;
 use crate::kernel_ext::completion::Completion;
-use crate::kernel_ext::errno::eopnotsupp;
 use core::cell::UnsafeCell;
 use core::marker::PhantomData;
 use core::ops::Range;
@@ -156,11 +154,15 @@ impl<'a> Device<'a> {
         unsafe { (*self.raw).attrs.page_size_cap }
     }
 
-    /// What it can do that the core has no names for.
-    pub fn extensions(&self) -> Extensions {
-        // SAFETY: By the type invariant the device is registered, so that it is not freed; its
-        // attributes do not change.
-        Extensions::of(unsafe { &(*self.raw).attrs })
+    fn kernel_cap_flags(&self) -> u64 {
+        // SAFETY: By the type invariant the device is registered, so that it is not freed; the
+        // attribute does not change.
+        unsafe { (*self.raw).attrs.kernel_cap_flags }
+    }
+
+    /// Whether it has something that the core has no name for.
+    pub fn has(&self, extension: &Extension) -> bool {
+        extension.is_among(self.kernel_cap_flags())
     }
 
     /// How many RDMA reads a queue pair may have under way, and be asked for at a time.
@@ -439,7 +441,7 @@ unsafe impl Sync for Mr {}
 
 impl Mr {
     /// Makes a region and maps it to `buffer`. It has to be registered by work request
-    /// ([`Op::Register`], [`Op::RegisterSend`]) before it can be used.
+    /// ([`Op::Register`]) before it can be used.
     pub fn new(pd: &Arc<Pd>, buffer: Arc<Buffer>) -> Result<Arc<Self>> {
         Self::with_page_size(pd, buffer, kernel::page::PAGE_SIZE as u32)
     }
@@ -612,14 +614,17 @@ pub enum Op<'r> {
     FetchAdd(Remote, u64),
     /// The registration of a region. What is posted after it may use its key at once.
     Register(&'r Arc<Mr>, Access),
-    /// The same, then a message, in one; see [`QpOptions::register_send`].
-    RegisterSend {
+    /// The same by the opcode of an extension, on a queue pair that has it: what it does besides is the
+    /// driver's to say.
+    Driver {
+        /// One that has an opcode.
+        extension: Extension,
         /// The region.
         mr: &'r Arc<Mr>,
         /// What may be done to it.
         access: Access,
-        /// A key of the peer that the message invalidates.
-        invalidate: Option<u32>,
+        /// Immediate data or a key (`ib_send_wr::ex`), as the driver takes it.
+        ex: u32,
     },
     /// The invalidation of a local key.
     Invalidate(u32),
@@ -629,9 +634,7 @@ impl<'r> Op<'r> {
     /// The region that it registers, and the rights that it gives.
     fn registers(&self) -> Option<(&'r Arc<Mr>, Access)> {
         match *self {
-            Self::Register(mr, access) | Self::RegisterSend { mr, access, .. } => {
-                Some((mr, access))
-            }
+            Self::Register(mr, access) | Self::Driver { mr, access, .. } => Some((mr, access)),
             _ => None,
         }
     }
@@ -782,40 +785,6 @@ pub struct QpLimits {
     pub recvs: u32,
 }
 
-/// What a queue pair is to be able to do besides. Each needs a device that has it.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct QpOptions {
-    /// A failed registration drains the send queue and leaves the connection ([`Qp::resume`]); without
-    /// it the queue pair is in error. [`Extensions::REGISTER_DRAINS`].
-    pub registrations_drain: bool,
-    /// [`Op::RegisterSend`]. [`Extensions::REGISTER_SEND`].
-    pub register_send: bool,
-}
-
-impl QpOptions {
-    /// What the device has to have, and how it is told.
-    pub(super) fn needs(&self) -> (Extensions, QpCreateFlags) {
-        let mut needed = (Extensions::default(), QpCreateFlags::default());
-        for (wanted, extension, flag) in [
-            (
-                self.registrations_drain,
-                Extensions::REGISTER_DRAINS,
-                QpCreateFlags::REGISTER_DRAINS,
-            ),
-            (
-                self.register_send,
-                Extensions::REGISTER_SEND,
-                QpCreateFlags::REGISTER_SEND,
-            ),
-        ] {
-            if wanted {
-                needed = (needed.0 | extension, needed.1 | flag);
-            }
-        }
-        needed
-    }
-}
-
 /// Where a connection goes.
 #[derive(Clone, Copy, Debug)]
 pub struct Peer {
@@ -843,8 +812,7 @@ pub struct Qp {
     pd: Arc<Pd>,
     cq: Arc<Cq>,
     lkey: u32,
-    extensions: Extensions,
-    options: QpOptions,
+    extensions: &'static [Extension],
     /// Whether it left the reset state, before which nothing can be posted.
     used: Atomic<bool>,
     sends: WrSlots,
@@ -886,22 +854,18 @@ impl WrSlots {
 impl Qp {
     /// Makes a queue pair for a reliable connection.
     pub fn new(pd: &Arc<Pd>, cq: &Arc<Cq>, limits: QpLimits) -> Result<Self> {
-        Self::with_options(pd, cq, limits, QpOptions::default())
+        Self::with_extensions(pd, cq, limits, &[])
     }
 
-    /// The same with options; `EOPNOTSUPP` where the device does not have them, `EBUSY` where `cq` has no room left for
-    /// the completions.
-    pub fn with_options(
+    /// The same with extensions; `EOPNOTSUPP` where the device does not have them, `EBUSY` where `cq` has no room left
+    /// for the completions.
+    pub fn with_extensions(
         pd: &Arc<Pd>,
         cq: &Arc<Cq>,
         limits: QpLimits,
-        options: QpOptions,
+        extensions: &'static [Extension],
     ) -> Result<Self> {
-        let extensions = pd.lease().device().extensions();
-        let (needed, flags) = options.needs();
-        if !extensions.contains(needed) {
-            return Err(eopnotsupp());
-        }
+        let flags = Extension::flags_for(extensions, pd.lease().device().kernel_cap_flags())?;
         // With those that drain it.
         let requests = u64::from(limits.sends) + u64::from(limits.recvs) + 2;
         let room = Room::take(cq.left.clone(), requests)?;
@@ -929,7 +893,6 @@ impl Qp {
             cq: cq.clone(),
             lkey: pd.local_dma_lkey(),
             extensions,
-            options,
             used: Atomic::new(false),
             sends,
             recvs,
@@ -1033,8 +996,8 @@ impl Qp {
         self.modify(&mut attr, bindings::ib_qp_attr_mask_IB_QP_STATE)
     }
 
-    /// Goes on after [`Qp::suspend`], or after a failed registration has drained the send queue
-    /// ([`QpOptions::registrations_drain`]). What was posted until this returns is flushed or carried
+    /// Goes on after [`Qp::suspend`], or after a failed registration has drained the send queue, on a device that has
+    /// such an extension. What was posted until this returns is flushed or carried
     /// out, in order; what is posted afterwards is carried out.
     pub fn resume(&self) -> Result {
         let mut attr: bindings::ib_qp_attr = pin_init::zeroed();
@@ -1095,16 +1058,15 @@ impl Qp {
         let registered = match op.registers() {
             Some((mr, access)) => {
                 self.check_region(mr)?;
-                let asked = access.contains(Access::ONE_TOUCH);
-                if asked && !self.extensions.contains(Extensions::ONE_TOUCH) {
-                    return Err(eopnotsupp());
-                }
+                Extension::check_access(self.extensions, access)?;
                 Some(mr.clone())
             }
             None => None,
         };
-        if matches!(op, Op::RegisterSend { .. }) && !self.options.register_send {
-            return Err(EINVAL);
+        if let Op::Driver { extension, .. } = op {
+            if extension.opcode().is_none() || !self.extensions.contains(extension) {
+                return Err(EINVAL);
+            }
         }
         let (buffer, region, sge) = match memory {
             Memory::None => (None, None, None),
@@ -1319,11 +1281,16 @@ impl Request {
                 atomic(b::ib_wr_opcode_IB_WR_ATOMIC_FETCH_AND_ADD, remote, add, 0)
             }
             Op::Register(mr, access) => register(b::ib_wr_opcode_IB_WR_REG_MR, 0, mr, access),
-            Op::RegisterSend {
+            Op::Driver {
+                extension,
                 mr,
                 access,
-                invalidate,
-            } => register(REGISTER_SEND_OPCODE, invalidate.unwrap_or(0), mr, access),
+                ex,
+            } => {
+                // `Qp::prepare` has looked whether there is one.
+                let opcode = extension.opcode().unwrap_or(b::ib_wr_opcode_IB_WR_REG_MR);
+                register(opcode, ex, mr, access)
+            }
             Op::Invalidate(key) => Self::Plain(plain(b::ib_wr_opcode_IB_WR_LOCAL_INV, key)),
         }
     }

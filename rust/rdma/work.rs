@@ -2,7 +2,7 @@
 
 //! Work requests: those of kernel consumers, and those that the core posts for processes (uverbs).
 
-use super::{kind, Access, Ah, AhOps, Driver, Mr, MrOps, Object, REGISTER_SEND_OPCODE};
+use super::{kind, Access, Ah, AhOps, Driver, Mr, MrOps, Object};
 use crate::bindings;
 use crate::kernel_ext::errno::eopnotsupp;
 use core::marker::PhantomData;
@@ -109,16 +109,18 @@ pub enum SendOp<'a, D: MrOps> {
         /// What may be done to it.
         access: Access,
     },
-    /// The same, then a message ([`super::QpCreateFlags::REGISTER_SEND`]).
-    RegisterSend {
+    /// A registration by one of [`MrOps::REG_MR_OPCODES`]: what it does besides is the driver's to say.
+    Driver {
+        /// The opcode.
+        opcode: u32,
         /// The region.
         mr: &'a Mr<D>,
         /// The key it is to have.
         key: u32,
         /// What may be done to it.
         access: Access,
-        /// A key of the peer that the message invalidates.
-        invalidate: Option<u32>,
+        /// Immediate data or a key (`ib_send_wr::ex`), as it was posted.
+        ex: u32,
     },
 }
 
@@ -297,13 +299,14 @@ impl<'a, D: Driver> SendWr<'a, D> {
                 let (mr, key, access) = register()?;
                 SendOp::RegMr { mr, key, access }
             }
-            REGISTER_SEND_OPCODE => {
+            opcode if D::REG_MR_OPCODES.contains(&opcode) => {
                 let (mr, key, access) = register()?;
-                SendOp::RegisterSend {
+                SendOp::Driver {
+                    opcode,
                     mr,
                     key,
                     access,
-                    invalidate: (self.ex() != 0).then_some(self.ex()),
+                    ex: self.ex(),
                 }
             }
             _ => return Err(eopnotsupp()),

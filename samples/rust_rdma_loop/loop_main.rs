@@ -11,7 +11,7 @@
 //! ```
 //!
 //! Loading fails if there was nothing to test with or anything failed. What a device need not have
-//! (`rust/rdma/extension.rs`) is skipped where it has not: registration and message in one work
+//! (Ferrite's `extension.rs`) is skipped where it has not: registration and message in one work
 //! request, failed registrations that drain the send queue, regions for one message.
 
 use core::ops::Range;
@@ -22,16 +22,19 @@ use kernel::time::{msecs_to_jiffies, Jiffies};
 
 #[path = "../../rust/bindings/mod.rs"]
 pub mod bindings;
+#[path = "../../drivers/infiniband/hw/ferrite/extension.rs"]
+pub mod extension;
 #[path = "../../rust/kernel_ext/mod.rs"]
 pub mod kernel_ext;
 #[path = "../../rust/rdma/mod.rs"]
 pub mod rdma;
 
 use rdma::ulp::{
-    self, Buffer, Client, Cq, Lease, Memory, Mr, Op, Outcome, Pd, Peer, Qp, QpLimits, QpOptions,
-    Remote, Ticket,
+    self, Buffer, Client, Cq, Lease, Memory, Mr, Op, Outcome, Pd, Peer, Qp, QpLimits, Remote,
+    Ticket,
 };
-use rdma::{Access, Extensions, QpState, WcOpcode, WcStatus};
+use extension::{register_send, ONE_TOUCH, ONE_TOUCH_ACCESS, REGISTER_DRAINS, REGISTER_SEND};
+use rdma::{Access, Extension, QpState, WcOpcode, WcStatus};
 
 static PASSED: Atomic<u32> = Atomic::new(0);
 static FAILED: Atomic<u32> = Atomic::new(0);
@@ -100,11 +103,11 @@ impl Pair {
         pd: &Arc<Pd>,
         cq: &Arc<Cq>,
         limits: QpLimits,
-        options: QpOptions,
+        extensions: &'static [Extension],
     ) -> Result<Self> {
         let pair = Self {
-            near: Qp::with_options(pd, cq, limits, options)?,
-            far: Qp::with_options(pd, cq, limits, options)?,
+            near: Qp::with_extensions(pd, cq, limits, extensions)?,
+            far: Qp::with_extensions(pd, cq, limits, extensions)?,
             source: Buffer::new(lease, BUFFER)?,
             sink: Buffer::new(lease, BUFFER)?,
             lease: lease.clone(),
@@ -444,11 +447,7 @@ fn an_offer_is_one_request_and_ends_with_the_answer(pair: &Pair) -> Result {
         let offer = pair.far.recv(&pair.sink, 0..OFFER)?;
         let answer = pair.near.recv(&pair.source, BUFFER / 2..BUFFER / 2 + 4)?;
         let offered = pair.near.send(
-            Op::RegisterSend {
-                mr: &mr,
-                access: all_access(),
-                invalidate: None,
-            },
+            register_send(&mr, all_access(), None),
             Memory::Buffer(&pair.source, 0..OFFER),
         )?;
         let outcome = good(offer.wait(patience())?)?;
@@ -505,11 +504,7 @@ fn an_offer_may_answer_an_offer(pair: &Pair) -> Result {
     let recv = pair.far.recv(&pair.sink, 0..OFFER)?;
     write_offer(&pair.source, &mr);
     let offered = pair.near.send(
-        Op::RegisterSend {
-            mr: &mr,
-            access: all_access(),
-            invalidate: Some(exposed.rkey()),
-        },
+        register_send(&mr, all_access(), Some(exposed.rkey())),
         Memory::Buffer(&pair.source, 0..OFFER),
     )?;
     good(offered.wait(patience())?)?;
@@ -669,11 +664,7 @@ fn an_offer_that_fails_is_not_sent(pair: &Pair) -> Result {
     for cause in CAUSES {
         let mr = pair.near_region(PAGES)?;
         let recv = pair.far.recv(&pair.sink, 0..OFFER)?;
-        let offer = Op::RegisterSend {
-            mr: &mr,
-            access: all_access(),
-            invalidate: None,
-        };
+        let offer = register_send(&mr, all_access(), None);
         let memory = || Memory::Buffer(&pair.source, 0..OFFER);
         let old = mr.rkey();
         write_offer(&pair.source, &mr);
@@ -828,7 +819,7 @@ fn too_many_pages_end_the_connection(pair: &Pair) -> Result {
 
 /// A region for one message is there for one, and refused to the next.
 fn a_region_may_be_for_one_message(pair: &Pair) -> Result {
-    let mr = pair.expose(all_access() | Access::ONE_TOUCH)?;
+    let mr = pair.expose(all_access() | ONE_TOUCH_ACCESS)?;
     pair.source.fill(pattern(90));
     pair.sink.fill(|_| 0);
     good(pair.run(Op::Write(remote(&mr, 0)), 0..100_003)?)?;
@@ -850,31 +841,28 @@ struct Test {
     name: &'static str,
     run: fn(&Pair) -> Result,
     /// What the device has to have for it.
-    needs: Extensions,
+    needs: &'static [Extension],
     /// What the queue pairs are made with.
-    options: QpOptions,
+    extensions: &'static [Extension],
 }
 
 macro_rules! tests {
-    ($needs:expr, $options:expr; $($test:ident),* $(,)?) => {
+    ($needs:expr, $extensions:expr; $($test:ident),* $(,)?) => {
         [$(Test {
             name: stringify!($test),
             run: $test,
             needs: $needs,
-            options: $options,
+            extensions: $extensions,
         }),*]
     };
 }
 
-/// Queue pairs as any device has them.
-const USUAL: QpOptions = QpOptions {
-    registrations_drain: false,
-    register_send: false,
-};
+/// Of devices and queue pairs that need be nothing special.
+const USUAL: &[Extension] = &[];
 
 /// What every device has to do.
 const TESTS: [Test; 14] = tests![
-    Extensions::from_raw(0), USUAL;
+    USUAL, USUAL;
     sends_arrive,
     immediate_data_arrives,
     many_requests_complete,
@@ -893,48 +881,32 @@ const TESTS: [Test; 14] = tests![
 
 /// Registration and message in one.
 const OFFERS: [Test; 2] = tests![
-    Extensions::REGISTER_SEND,
-    QpOptions {
-        register_send: true,
-        ..USUAL
-    };
+    &[REGISTER_SEND], &[REGISTER_SEND];
     an_offer_is_one_request_and_ends_with_the_answer,
     an_offer_may_answer_an_offer,
 ];
 
 /// Failed registrations that leave the connection.
 const DRAINING: [Test; 1] = tests![
-    Extensions::REGISTER_DRAINS,
-    QpOptions {
-        registrations_drain: true,
-        ..USUAL
-    };
+    &[REGISTER_DRAINS], &[REGISTER_DRAINS];
     a_failed_registration_drains_and_is_tried_again,
 ];
 
 /// The same on a device that somebody has fail meanwhile: only for who asks for it.
 const FAILING: [Test; 1] = tests![
-    Extensions::REGISTER_DRAINS,
-    QpOptions {
-        registrations_drain: true,
-        ..USUAL
-    };
+    &[REGISTER_DRAINS], &[REGISTER_DRAINS];
     a_device_may_fail_while_a_queue_stands_still,
 ];
 
 /// The same on a device that somebody has fail some allocations of regions.
 const NOT_MADE: [Test; 1] = tests![
-    Extensions::REGISTER_DRAINS,
-    QpOptions {
-        registrations_drain: true,
-        ..USUAL
-    };
+    &[REGISTER_DRAINS], &[REGISTER_DRAINS];
     a_region_that_was_not_made_is_not_registered,
 ];
 
 /// Registrations that are refused and failed ones that end it, on a device that says which fail.
 const ENDING: [Test; 4] = tests![
-    Extensions::REGISTER_DRAINS, USUAL;
+    &[REGISTER_DRAINS], USUAL;
     a_refusal_in_the_middle_of_a_list_leaves_nothing_behind,
     no_such_key_ends_the_connection,
     a_key_in_use_ends_the_connection,
@@ -943,19 +915,14 @@ const ENDING: [Test; 4] = tests![
 
 /// Registrations with a message that fail.
 const DRAINED_OFFERS: [Test; 1] = tests![
-    Extensions::from_raw(
-        Extensions::REGISTER_SEND.as_raw() | Extensions::REGISTER_DRAINS.as_raw()
-    ),
-    QpOptions {
-        registrations_drain: true,
-        register_send: true,
-    };
+    &[REGISTER_SEND, REGISTER_DRAINS],
+    &[REGISTER_SEND, REGISTER_DRAINS];
     an_offer_that_fails_is_not_sent,
 ];
 
 /// Regions for one message.
-const ONE_TOUCH: [Test; 1] = tests![
-    Extensions::ONE_TOUCH, USUAL;
+const TOUCHED_ONCE: [Test; 1] = tests![
+    &[ONE_TOUCH], &[ONE_TOUCH];
     a_region_may_be_for_one_message,
 ];
 
@@ -971,10 +938,10 @@ const LIMITS: QpLimits = QpLimits {
 };
 
 /// Runs a test on queue pairs of its own, since some end in error.
-fn with_pair(lease: &Lease, options: QpOptions, test: impl FnOnce(&Pair) -> Result) -> Result {
+fn with_pair(lease: &Lease, extensions: &'static [Extension], test: impl FnOnce(&Pair) -> Result) -> Result {
     let pd = Pd::new(lease)?;
     let cq = usual_cq(lease)?;
-    let pair = Pair::new(lease, &pd, &cq, LIMITS, options)?;
+    let pair = Pair::new(lease, &pd, &cq, LIMITS, extensions)?;
     test(&pair)
 }
 
@@ -1090,11 +1057,7 @@ fn regions_of_other_domains_are_not_posted(lease: &Lease) -> Result {
     refused(pair.near.send(Op::Send, Memory::Region(&mr, 0..16)))?;
     // Nor what it was not made for.
     let own = pair.near_region(1)?;
-    let offer = Op::RegisterSend {
-        mr: &own,
-        access: all_access(),
-        invalidate: None,
-    };
+    let offer = register_send(&own, all_access(), None);
     refused(pair.near.send(offer, Memory::None))?;
     // Nothing came of it.
     sends_arrive(&pair)
@@ -1130,7 +1093,7 @@ impl Client for Loop {
         ];
         if let Some((_, tests)) = asked_for.into_iter().find(|(asked, _)| *asked) {
             for test in tests {
-                say(test.name, with_pair(lease, test.options, test.run));
+                say(test.name, with_pair(lease, test.extensions, test.run));
             }
             return Ok(());
         }
@@ -1140,11 +1103,11 @@ impl Client for Loop {
             &DRAINING,
             &ENDING,
             &DRAINED_OFFERS,
-            &ONE_TOUCH,
+            &TOUCHED_ONCE,
         ];
         for test in groups.into_iter().flatten() {
-            if device.extensions().contains(test.needs) {
-                say(test.name, with_pair(lease, test.options, test.run));
+            if test.needs.iter().all(|needed| device.has(needed)) {
+                say(test.name, with_pair(lease, test.extensions, test.run));
             } else {
                 pr_info!("{name}: skipped {}\n", test.name);
             }

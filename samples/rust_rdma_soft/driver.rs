@@ -485,7 +485,7 @@ impl QpOps for Soft {
                             access,
                         },
                     },
-                    SendOp::RegisterSend { .. } => return Err(eopnotsupp()),
+                    SendOp::Driver { .. } => return Err(eopnotsupp()),
                 };
                 let send = Send {
                     id: wr.id(),

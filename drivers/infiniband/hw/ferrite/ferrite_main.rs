@@ -6,6 +6,7 @@
 pub mod abi;
 #[path = "../../../../rust/bindings/mod.rs"]
 pub mod bindings;
+pub mod extension;
 #[path = "../../../../rust/kernel_ext/mod.rs"]
 pub mod kernel_ext;
 #[path = "../../../../rust/rdma/mod.rs"]

@@ -21,6 +21,7 @@ use crate::{
     },
     device::Ferrite,
     dm::Piece,
+    extension,
     kernel_ext::{
         errno,
         random, //
@@ -218,7 +219,7 @@ fn region_rights(access: Access, features: u64) -> Result<u32> {
 /// The same of a registration by work request, which may be for one message only.
 fn registered_access(access: Access, features: u64) -> Result<u32> {
     let rights = device_access(access, features)?;
-    if !access.contains(Access::ONE_TOUCH) {
+    if !access.contains(extension::ONE_TOUCH_ACCESS) {
         return Ok(rights);
     }
     if features & abi::FEATURE_ONE_TOUCH == 0 {
@@ -729,6 +730,8 @@ impl FerriteMr {
 impl MrOps for Ferrite {
     type Mr = FerriteMr;
 
+    const REG_MR_OPCODES: &'static [u32] = &[extension::REGISTER_SEND_OPCODE];
+
     /// The region of all memory. It has no remote key: peers are not let in that way.
     fn get_dma_mr<'a>(
         pd: &Pd<Self>,
@@ -1180,7 +1183,7 @@ mod tests {
 
     #[test]
     fn one_message_only_is_for_registrations_by_work_request() {
-        let asked = Access::REMOTE_WRITE | Access::LOCAL_WRITE | Access::ONE_TOUCH;
+        let asked = Access::REMOTE_WRITE | Access::LOCAL_WRITE | extension::ONE_TOUCH_ACCESS;
         let rights = abi::ACCESS_REMOTE_WRITE | abi::ACCESS_LOCAL_WRITE;
         assert_eq!(
             registered_access(asked, ALL_FEATURES),
@@ -1188,7 +1191,7 @@ mod tests {
         );
         let without = ALL_FEATURES & !abi::FEATURE_ONE_TOUCH;
         assert_eq!(registered_access(asked, without), Err(errno::eopnotsupp()));
-        let usual = asked.without(Access::ONE_TOUCH);
+        let usual = asked.without(extension::ONE_TOUCH_ACCESS);
         assert_eq!(registered_access(usual, without), Ok(rights));
     }
 

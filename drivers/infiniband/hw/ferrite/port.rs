@@ -14,6 +14,7 @@ use crate::{
     bindings, caps,
     device::Ferrite,
     dma_types::Counters,
+    extension,
     hardware::Hardware,
     kernel_ext::pci as pci_ext,
     qp_counters,
@@ -21,7 +22,6 @@ use crate::{
         Device,
         DeviceAttr,
         DeviceCaps,
-        Extensions,
         GidAttr,
         GidOps,
         GidType,
@@ -127,7 +127,6 @@ pub(crate) fn device_attributes(dev: &Device<Ferrite>) -> DeviceAttr {
         flags = flags | DeviceCaps::FLUSH_GLOBAL;
     }
     let offered = |feature, number: u32| if dev.has(feature) { number } else { 0 };
-    let extensions = extensions(dev.features());
     DeviceAttr {
         fw_ver: u64::from(major) << 32 | u64::from(minor) << 16 | u64::from(patch),
         sys_image_guid: dev.guid(),
@@ -180,23 +179,23 @@ pub(crate) fn device_attributes(dev: &Device<Ferrite>) -> DeviceAttr {
         max_cq_moderation_count: u16::MAX,
         max_cq_moderation_period: u16::MAX,
         on_demand: dev.has(abi::FEATURE_ON_DEMAND).then(|| on_demand(dev)),
-        extensions,
+        driver_caps: extensions(dev.features()),
         ..DeviceAttr::default()
     }
 }
 
 /// What a device with such features can do for kernel users beyond what the core has names for.
-fn extensions(features: u64) -> Extensions {
+fn extensions(features: u64) -> u64 {
     // One-touch is a way to register by work request here.
     let one_touch = abi::FEATURE_ONE_TOUCH | abi::FEATURE_FAST_REGISTER;
     [
-        (abi::FEATURE_FAST_REGISTER, Extensions::REGISTER_DRAINS),
-        (abi::FEATURE_REGISTER_SEND, Extensions::REGISTER_SEND),
-        (one_touch, Extensions::ONE_TOUCH),
+        (abi::FEATURE_FAST_REGISTER, extension::REGISTER_DRAINS),
+        (abi::FEATURE_REGISTER_SEND, extension::REGISTER_SEND),
+        (one_touch, extension::ONE_TOUCH),
     ]
     .into_iter()
     .filter(|(needed, _)| features & needed == *needed)
-    .fold(Extensions::default(), |all, (_, extension)| all | extension)
+    .fold(0, |all, (_, extension)| all | extension.capability())
 }
 
 /// What services can do with on-demand memory: all that they can do at all.
@@ -428,9 +427,12 @@ impl NetdevOps for Ferrite {
 #[kunit_tests(ferrite_port)]
 mod tests {
     use super::*;
-    use crate::abi::{
-        Function,
-        Plain, //
+    use crate::{
+        abi::{
+            Function,
+            Plain, //
+        },
+        rdma::Extension,
     };
 
     #[test]
@@ -507,22 +509,28 @@ mod tests {
     #[test]
     fn kernel_users_are_offered_what_the_device_has() {
         let (register, send) = (abi::FEATURE_FAST_REGISTER, abi::FEATURE_REGISTER_SEND);
-        let (drains, both) = (Extensions::REGISTER_DRAINS, Extensions::REGISTER_SEND);
+        let (drains, both, touch) = (1 << 62, 1 << 63, 1 << 61);
         for (features, expected) in [
-            (0, Extensions::default()),
-            (abi::FEATURE_ONE_TOUCH, Extensions::default()),
+            (0, 0),
+            (abi::FEATURE_ONE_TOUCH, 0),
             // Lists are for processes.
-            (abi::FEATURE_LISTS, Extensions::default()),
+            (abi::FEATURE_LISTS, 0),
             (register, drains),
             (register | send, drains | both),
             (
                 register | abi::FEATURE_ONE_TOUCH,
-                drains | Extensions::ONE_TOUCH,
+                drains | touch,
             ),
-            (u64::MAX, drains | both | Extensions::ONE_TOUCH),
+            (u64::MAX, drains | both | touch),
         ] {
             assert_eq!(extensions(features), expected);
         }
+        // Users in C have the numbers from the documentation.
+        let flags = |extension: Extension| extension.create_flags().as_raw();
+        assert_eq!(flags(extension::REGISTER_DRAINS), 1 << 26);
+        assert_eq!(flags(extension::REGISTER_SEND), 1 << 27);
+        assert_eq!(extension::REGISTER_SEND.opcode(), Some(0xf0));
+        assert_eq!(extension::ONE_TOUCH.access().as_raw(), 1 << 30);
     }
 
     #[test]

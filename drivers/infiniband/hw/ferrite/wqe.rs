@@ -21,6 +21,7 @@ use crate::{
     ah::FerriteAh,
     device::Ferrite,
     dma_types::Block,
+    extension,
     mr::FerriteMr,
     rdma::{
         SendFlags,
@@ -326,17 +327,19 @@ pub(crate) fn build_send(
             let part = FerriteMr::register_part(mr, key, access)?;
             return Ok((SendWqe::register(flags, &part), WcOpcode::RegMr));
         }
-        SendOp::RegisterSend { .. } if !terms.register_send => return Err(EINVAL),
-        SendOp::RegisterSend {
+        SendOp::Driver {
+            opcode: extension::REGISTER_SEND_OPCODE,
             mr,
             key,
             access,
-            invalidate,
-        } => {
+            ex,
+        } if terms.register_send => {
             let part = FerriteMr::register_part(mr, key, access)?;
+            let invalidate = extension::invalidated_by(ex);
             let request = SendWqe::register_send(flags, &part, invalidate);
             (request, WcOpcode::Send)
         }
+        SendOp::Driver { .. } => return Err(EINVAL),
     };
     add_data(&mut request, wr)?;
     Ok((request, opcode))
@@ -353,7 +356,7 @@ fn is_agreed_on(op: &SendOp<'_, Ferrite>, features: u64) -> bool {
         }
         // The kernel has none, nor queue pairs that are made for them.
         SendOp::LocalInvalidate(_) => abi::FEATURE_FAST_REGISTER | abi::FEATURE_WINDOWS,
-        SendOp::RegisterSend { .. } => abi::FEATURE_REGISTER_SEND,
+        SendOp::Driver { .. } => abi::FEATURE_REGISTER_SEND,
         // Without the feature there are no regions to register.
         SendOp::RegMr { .. } => return true,
         SendOp::Send

@@ -170,8 +170,8 @@ pub(super) const REWRITES: &[Rewrite] = &[
     },
     Rewrite {
         file: "samples/rust_rdma_loop/loop_main.rs",
-        from: "(`rust/rdma/extension.rs`)",
-        to: "(`extension.rs` of the abstractions)",
+        from: "#[path = \"../../drivers/",
+        to: "#[path = \"../../../drivers/",
     },
     Rewrite {
         file: "rust/bindings/Makefile.bindgen",
@@ -418,7 +418,6 @@ refers.
         files: &[
             "rust/rdma/address.rs",
             "rust/rdma/counters.rs",
-            "rust/rdma/extension.rs",
             "rust/rdma/macros.rs",
             "rust/rdma/port.rs",
             "rust/rdma/udata.rs",
@@ -590,8 +589,16 @@ The other side of verbs: a client that is told of devices, protection
 domains, completion and receive queues, queue pairs and regions that
 keep each other alive for as long as the device may use them. Users that
 stay with a device hold leases of it, for which its removal waits.
+
+What a driver does for them in numbers that the core leaves to drivers
+they ask for by a value that the driver describes. None of the numbers
+is here.
 ",
-        files: &["rust/rdma/consumer/", "rust/rdma/ulp.rs"],
+        files: &[
+            "rust/rdma/consumer/",
+            "rust/rdma/extension.rs",
+            "rust/rdma/ulp.rs",
+        ],
         edits: &[],
     },
     Step {
@@ -644,6 +651,10 @@ providers in C. It is generated from the interface in Rust.
 What a device says it can do is checked against what the interface has
 room for, once, so that nothing is reckoned with other numbers. Doorbell
 pages are given to user contexts.
+
+What the device can do for kernel users that the core has no names for
+is said in numbers that the core leaves to drivers. They have their
+meaning in one file, which such users compile as well.
 ",
         files: &[
             "drivers/infiniband/hw/ferrite/bars.rs",
@@ -651,6 +662,7 @@ pages are given to user contexts.
             "drivers/infiniband/hw/ferrite/dma_types.rs",
             "drivers/infiniband/hw/ferrite/doorbell_bar.rs",
             "drivers/infiniband/hw/ferrite/doorbell_pages.rs",
+            "drivers/infiniband/hw/ferrite/extension.rs",
         ],
         edits: &[],
     },

@@ -10,6 +10,7 @@ use crate::{
         UverbsQpRequest,
         BLOCK_SIZE, //
     },
+    extension,
     kernel_ext::errno,
     queue::Extent,
     rdma::{
@@ -49,12 +50,11 @@ pub(super) struct Abilities {
 impl Abilities {
     /// What the kernel asks of a queue pair on a device with such features.
     pub(super) fn of_kernel(flags: QpCreateFlags, service: Service, features: u64) -> Result<Self> {
-        const KNOWN: QpCreateFlags = QpCreateFlags::from_raw(
-            QpCreateFlags::REGISTER_DRAINS.as_raw() | QpCreateFlags::REGISTER_SEND.as_raw(),
-        );
+        let drains = extension::REGISTER_DRAINS.create_flags();
+        let register_send = extension::REGISTER_SEND.create_flags();
         let asked = Self {
-            drains: flags.contains(QpCreateFlags::REGISTER_DRAINS),
-            register_send: flags.contains(QpCreateFlags::REGISTER_SEND),
+            drains: flags.contains(drains),
+            register_send: flags.contains(register_send),
             lists: false,
             windows_only: false,
         };
@@ -65,7 +65,8 @@ impl Abilities {
         if asked.register_send {
             needed |= abi::FEATURE_REGISTER_SEND;
         }
-        if flags.without(KNOWN) != QpCreateFlags::default() || features & needed != needed {
+        let unknown = flags.without(drains | register_send);
+        if unknown != QpCreateFlags::default() || features & needed != needed {
             return Err(errno::eopnotsupp());
         }
         asked.checked(service)
@@ -301,7 +302,8 @@ mod tests {
 
     #[test]
     fn the_kernel_gets_what_it_asks_for_where_service_and_device_have_it() -> Result {
-        let (drains, sends) = (QpCreateFlags::REGISTER_DRAINS, QpCreateFlags::REGISTER_SEND);
+        let drains = extension::REGISTER_DRAINS.create_flags();
+        let sends = extension::REGISTER_SEND.create_flags();
         let all = abi::FEATURE_FAST_REGISTER | abi::FEATURE_REGISTER_SEND;
         let none = QpCreateFlags::default();
         for service in [Service::Rc, Service::XrcIni] {
