@@ -11,7 +11,7 @@
 //! ended. Who forgets an object ([`core::mem::forget`]) loses memory, and a device that cannot be removed, but
 //! nothing is freed that somebody may still use.
 
-use super::consumer::Landlord;
+use super::consumer::{self, Landlord};
 use super::{
     Access, DeviceName, Extension, Gid, GidAttr, GidType, Mtu, QpState, QpType, WcOpcode, WcStatus,
 };
@@ -313,83 +313,47 @@ impl Drop for Cq {
     }
 }
 
-/// Memory that a device reads and writes.
-///
-/// # Invariants
-///
-/// `cpu` is `length` bytes of memory at `dma` for the device of `lease`, owned by this value: `virt`, or else
-/// coherent memory of the device that does the DMA.
+/// Memory that a device reads and writes, and who has a reference as well, at any time: in single bytes.
 pub struct Buffer {
-    cpu: NonNull<u8>,
-    dma: u64,
-    length: usize,
-    /// Of a software device, which takes kernel addresses for DMA addresses.
-    virt: Option<KVec<u8>>,
-    // After the memory, which is freed by `drop`, before the fields are.
-    lease: Lease,
+    /// Nobody makes chunks or regions of it, which would be somebody's alone.
+    memory: consumer::Buffer,
 }
-
-// SAFETY: The memory belongs to no task, and is freed by any.
-unsafe impl Send for Buffer {}
-// SAFETY: The memory is read and written in single bytes, by volatile accesses, as the device may do at
-// any time itself.
-unsafe impl Sync for Buffer {}
 
 impl Buffer {
     /// Allocates zeroed memory.
     pub fn new(lease: &Lease, length: usize) -> Result<Arc<Self>> {
-        let device = lease.raw_device();
-        // SAFETY: The device is registered for as long as there is a lease.
-        let is_virt = unsafe { bindings::ib_uses_virt_dma(device) };
-        let (cpu, dma, virt) = if is_virt {
-            let mut memory = KVec::from_elem(0, length, GFP_KERNEL)?;
-            let cpu: *mut u8 = memory.as_mut_ptr();
-            (cpu, cpu as u64, Some(memory))
-        } else {
-            let mut dma = 0;
-            // SAFETY: The device is registered for as long as there is a lease, so that the one that does its DMA is
-            // bound; `dma` is a local.
-            let cpu = unsafe {
-                let dev = (*device).dma_device;
-                bindings::dma_alloc_attrs(dev, length, &mut dma, bindings::GFP_KERNEL, 0)
-            };
-            (cpu.cast(), dma, None)
-        };
-        // INVARIANT: Allocated just now.
-        let this = Self {
-            cpu: NonNull::new(cpu).ok_or(ENOMEM)?,
-            dma,
-            length,
-            virt,
-            lease: lease.clone(),
-        };
-        Ok(Arc::new(this, GFP_KERNEL)?)
+        let memory = consumer::Buffer::new(lease, length)?;
+        Ok(Arc::new(Self { memory }, GFP_KERNEL)?)
     }
 
     /// How many bytes it has.
     pub fn len(&self) -> usize {
-        self.length
+        self.memory.len()
     }
 
     /// Whether it has none.
     pub fn is_empty(&self) -> bool {
-        self.length == 0
+        self.memory.is_empty()
+    }
+
+    fn cpu(&self) -> *mut u8 {
+        self.memory.as_ptr()
     }
 
     /// Sets each byte to `f` of its index.
     pub fn fill(&self, f: impl Fn(usize) -> u8) {
-        for index in 0..self.length {
-            // SAFETY: `index` is less than the length, by the loop. The device may look at the
+        for index in 0..self.len() {
+            // SAFETY: `index` is less than the length, by the loop. The device and others may look at the
             // memory at any time, hence the volatile write.
-            unsafe { self.cpu.as_ptr().add(index).write_volatile(f(index)) };
+            unsafe { self.cpu().add(index).write_volatile(f(index)) };
         }
     }
 
     /// A byte, `None` beyond the end.
     pub fn byte(&self, index: usize) -> Option<u8> {
-        // SAFETY: `index` was compared with the length. The device may write the memory at any
+        // SAFETY: `index` was compared with the length. The device and others may write the memory at any
         // time, hence the volatile read.
-        (index < self.length).then(|| unsafe { self.cpu.as_ptr().add(index).read_volatile() })
+        (index < self.len()).then(|| unsafe { self.cpu().add(index).read_volatile() })
     }
 
     /// The first index in `range` whose byte is not `f` of its index.
@@ -397,26 +361,6 @@ impl Buffer {
         range
             .into_iter()
             .find(|&index| self.byte(index) != Some(f(index)))
-    }
-}
-
-impl Drop for Buffer {
-    fn drop(&mut self) {
-        if self.virt.is_some() {
-            return;
-        }
-        // SAFETY: By the type invariant the memory came from `dma_alloc_attrs` for the device that does the
-        // DMA of this one, which is registered while there is a lease, with this length and no attributes.
-        // Whoever posted it holds a reference to this, so that no request uses it.
-        unsafe {
-            bindings::dma_free_attrs(
-                (*self.lease.raw_device()).dma_device,
-                self.length,
-                self.cpu.as_ptr().cast(),
-                self.dma,
-                0,
-            );
-        }
     }
 }
 
@@ -459,13 +403,10 @@ impl Mr {
     fn make(pd: &Arc<Pd>, buffer: Arc<Buffer>, page_size: u32, room: u32) -> Result<Arc<Self>> {
         let sizes = pd.lease().device().page_sizes();
         let known = page_size.is_power_of_two() && sizes & u64::from(page_size) != 0;
-        if !known || !ptr::eq(buffer.lease.raw_device(), pd.lease().raw_device()) {
+        if !known || !ptr::eq(buffer.memory.device(), pd.lease().raw_device()) {
             return Err(EINVAL);
         }
-        let length = u32::try_from(buffer.len()).map_err(|_| EINVAL)?;
-        let offset = buffer.dma & u64::from(page_size - 1);
-        let pages = (offset + u64::from(length)).div_ceil(page_size.into());
-        let pages = u32::try_from(pages).map_err(|_| EINVAL)?;
+        let pages = buffer.memory.pages(page_size)?;
         // SAFETY: `pd` is borrowed, so that the domain is not freed.
         let raw = from_err_ptr(unsafe {
             bindings::ib_alloc_mr(
@@ -480,35 +421,10 @@ impl Mr {
             buffer,
             pd: pd.clone(),
         };
-        this.map(length, page_size)?;
+        // SAFETY: The region was made just now, for so many pages and for the device of the buffer, as was compared above;
+        // nobody else has it yet.
+        unsafe { this.buffer.memory.map_to(raw, page_size)? };
         Ok(Arc::new(this, GFP_KERNEL)?)
-    }
-
-    /// Maps the region to its memory, which is mapped for DMA already.
-    fn map(&self, length: u32, page_size: u32) -> Result {
-        let mut entry: bindings::scatterlist = pin_init::zeroed();
-        // SAFETY: `entry` is a list of one.
-        unsafe { bindings::sg_init_table(&mut entry, 1) };
-        entry.dma_address = self.buffer.dma;
-        #[cfg(CONFIG_NEED_SG_DMA_LENGTH)]
-        {
-            entry.dma_length = length;
-        }
-        #[cfg(not(CONFIG_NEED_SG_DMA_LENGTH))]
-        {
-            entry.length = length;
-        }
-        // SAFETY: By the type invariant the region is ours, and nobody else has it yet. The list has one
-        // entry, of memory of the region's device, as `make` has compared them; the offset is none.
-        let mapped = unsafe {
-            bindings::ib_map_mr_sg(self.raw.as_ptr(), &mut entry, 1, ptr::null_mut(), page_size)
-        };
-        to_result(mapped.min(0))?;
-        if mapped == 1 {
-            Ok(())
-        } else {
-            Err(EINVAL)
-        }
     }
 
     /// The core's region, which is there for as long as this is.
@@ -1034,10 +950,10 @@ impl Qp {
 
     /// Part of a buffer, which needs no registration.
     fn buffer_sge(&self, buffer: &Buffer, range: &Range<usize>) -> Result<bindings::ib_sge> {
-        if !ptr::eq(buffer.lease.raw_device(), self.pd.lease().raw_device()) {
+        if !ptr::eq(buffer.memory.device(), self.pd.lease().raw_device()) {
             return Err(EINVAL);
         }
-        Self::sge(buffer, range, buffer.dma, self.lkey)
+        Self::sge(buffer, range, buffer.memory.dma(), self.lkey)
     }
 
     /// `EINVAL` for a region that the queue pair cannot use: of another device or domain.

@@ -92,6 +92,64 @@ impl Buffer {
         self.length == 0
     }
 
+    /// Its first byte, which is there for as long as this is.
+    pub(in crate::rdma) fn as_ptr(&self) -> *mut u8 {
+        self.cpu.as_ptr()
+    }
+
+    /// Where it is for the device.
+    pub(in crate::rdma) fn dma(&self) -> u64 {
+        self.dma
+    }
+
+    /// The core's device that it is mapped for.
+    pub(in crate::rdma) fn device(&self) -> *mut bindings::ib_device {
+        self.lease.raw_device()
+    }
+
+    /// In how many pages of a size it lies, which is a power of two.
+    pub(in crate::rdma) fn pages(&self, page_size: u32) -> Result<u32> {
+        let length = u32::try_from(self.length).map_err(|_| EINVAL)?;
+        let offset = self.dma & u64::from(page_size - 1);
+        let pages = (offset + u64::from(length)).div_ceil(page_size.into());
+        u32::try_from(pages).map_err(|_| EINVAL)
+    }
+
+    /// Maps a region to it, in pages of a size.
+    ///
+    /// # Safety
+    ///
+    /// `mr` must be a region of the device of this, made by `ib_alloc_mr`, that nobody else has; and go before this.
+    pub(in crate::rdma) unsafe fn map_to(
+        &self,
+        mr: *mut bindings::ib_mr,
+        page_size: u32,
+    ) -> Result {
+        let length = u32::try_from(self.length).map_err(|_| EINVAL)?;
+        let mut entry: bindings::scatterlist = pin_init::zeroed();
+        // SAFETY: `entry` is a list of one.
+        unsafe { bindings::sg_init_table(&mut entry, 1) };
+        entry.dma_address = self.dma;
+        #[cfg(CONFIG_NEED_SG_DMA_LENGTH)]
+        {
+            entry.dma_length = length;
+        }
+        #[cfg(not(CONFIG_NEED_SG_DMA_LENGTH))]
+        {
+            entry.length = length;
+        }
+        // SAFETY: The caller vouches for the region. The list has one entry, of memory that is mapped for the region's
+        // device already, which the caller vouches for, too; the offset is none.
+        let mapped =
+            unsafe { bindings::ib_map_mr_sg(mr, &mut entry, 1, ptr::null_mut(), page_size) };
+        to_result(mapped.min(0))?;
+        if mapped == 1 {
+            Ok(())
+        } else {
+            Err(EINVAL)
+        }
+    }
+
     /// Cuts it into chunks of `size` bytes; what is left over stays unused.
     pub fn cut(self, size: usize) -> Result<KVec<Chunk>> {
         Self::cut_shared(&Arc::new(self, GFP_KERNEL)?, size)
@@ -276,10 +334,8 @@ impl Region {
         if !ptr::eq(buffer.lease.raw_device(), pd.lease().raw_device()) {
             return Err(EINVAL);
         }
-        let page_size = kernel::page::PAGE_SIZE as u64;
-        let length = u32::try_from(buffer.length).map_err(|_| EINVAL)?;
-        let pages = ((buffer.dma & (page_size - 1)) + u64::from(length)).div_ceil(page_size);
-        let pages = u32::try_from(pages).map_err(|_| EINVAL)?;
+        let page_size = kernel::page::PAGE_SIZE as u32;
+        let pages = buffer.pages(page_size)?;
         // SAFETY: `pd` is there for as long as the region, which has a reference to it.
         let raw = from_err_ptr(unsafe {
             bindings::ib_alloc_mr(pd.as_raw(), bindings::ib_mr_type_IB_MR_TYPE_MEM_REG, pages)
@@ -292,35 +348,10 @@ impl Region {
             buffer,
             pd: pd.clone(),
         };
-        this.map(length, page_size as u32)?;
+        // SAFETY: The region was made just now, for the device of the buffer, as was compared above; nobody else has it
+        // yet, and it goes before its buffer.
+        unsafe { this.buffer.map_to(raw, page_size)? };
         Ok(Arc::new(this, GFP_KERNEL)?)
-    }
-
-    /// Maps the region to its memory, which is mapped for DMA already.
-    fn map(&self, length: u32, page_size: u32) -> Result {
-        let mut entry: bindings::scatterlist = pin_init::zeroed();
-        // SAFETY: `entry` is a list of one.
-        unsafe { bindings::sg_init_table(&mut entry, 1) };
-        entry.dma_address = self.buffer.dma;
-        #[cfg(CONFIG_NEED_SG_DMA_LENGTH)]
-        {
-            entry.dma_length = length;
-        }
-        #[cfg(not(CONFIG_NEED_SG_DMA_LENGTH))]
-        {
-            entry.length = length;
-        }
-        // SAFETY: By the type invariant the region is ours, and nobody else has it yet. The list has one entry, of
-        // memory of the region's device, as `new` has compared them; the offset is none.
-        let mapped = unsafe {
-            bindings::ib_map_mr_sg(self.raw.as_ptr(), &mut entry, 1, ptr::null_mut(), page_size)
-        };
-        to_result(mapped.min(0))?;
-        if mapped == 1 {
-            Ok(())
-        } else {
-            Err(EINVAL)
-        }
     }
 
     /// How many bytes it has.
