@@ -35,6 +35,26 @@ fn check_depth(qp: &QueuePair) -> Result<(), Refusal> {
     Ok(())
 }
 
+/// Whether the device has what a request needs, and the queue pair gives its peer the right to it.
+fn permit(core: &Core, qp: &QueuePair, feature: u64, access: u32) -> Result<(), Refusal> {
+    if core.features & feature != feature {
+        return Err(Refusal::Invalid);
+    }
+    if qp.attributes.access & access == 0 {
+        return Err(Refusal::Access(QUEUE_PAIR_RIGHT));
+    }
+    Ok(())
+}
+
+/// Ends a request that was carried out, or is to be while it is answered, in that many packets.
+fn owe(core: &mut Core, qp: &mut QueuePair, answer: Answer, count: u32) {
+    let responder = &mut qp.transport.responder;
+    responder.answers.push_back(answer);
+    responder.msn = psn_add(responder.msn, 1);
+    responder.advance(count);
+    core.schedule(qp);
+}
+
 pub(super) fn read(
     core: &mut Core,
     qp: &mut QueuePair,
@@ -42,9 +62,7 @@ pub(super) fn read(
     host: &mut dyn Host,
 ) -> Result<(), Refusal> {
     let reth = packet.reth.ok_or(Refusal::Invalid)?;
-    if qp.attributes.access & ACCESS_REMOTE_READ == 0 {
-        return Err(Refusal::Access(QUEUE_PAIR_RIGHT));
-    }
+    permit(core, qp, 0, ACCESS_REMOTE_READ)?;
     check_depth(qp)?;
     if reth.length > MAX_MESSAGE {
         return Err(Refusal::Invalid);
@@ -61,18 +79,15 @@ pub(super) fn read(
     core.tpt.probe(&*host, &span, 0, probed, false)?;
     core.counters.early_uses += u64::from(core.tpt.is_early_span(&span));
     let count = packets(reth.length, qp.attributes.log_mtu);
-    let responder = &mut qp.transport.responder;
-    responder.answers.push_back(Answer::Read {
+    let answer = Answer::Read {
         psn: packet.bth.psn,
         span,
         offset: 0,
         length: reth.length,
         starts: true,
         fresh: true,
-    });
-    responder.msn = psn_add(responder.msn, 1);
-    responder.advance(count);
-    core.schedule(qp);
+    };
+    owe(core, qp, answer, count);
     Ok(())
 }
 
@@ -83,12 +98,7 @@ pub(super) fn atomic(
     host: &mut dyn Host,
 ) -> Result<(), Refusal> {
     let atomic = packet.atomic.ok_or(Refusal::Invalid)?;
-    if core.features & FEATURE_ATOMICS == 0 {
-        return Err(Refusal::Invalid);
-    }
-    if qp.attributes.access & ACCESS_REMOTE_ATOMIC == 0 {
-        return Err(Refusal::Access(QUEUE_PAIR_RIGHT));
-    }
+    permit(core, qp, FEATURE_ATOMICS, ACCESS_REMOTE_ATOMIC)?;
     check_depth(qp)?;
     if atomic.address % 8 != 0 {
         return Err(Refusal::Invalid);
@@ -122,11 +132,10 @@ fn carry_out(
     let early = core.tpt.is_early_span(&span);
     let original = core.tpt.atomic(host, &span, operation)?;
     core.counters.early_uses += u64::from(early);
-    let responder = &mut qp.transport.responder;
     let answer = match operation {
         AtomicOperation::Store(_) => Answer::Placed { psn },
         _ => {
-            responder.save(psn, original);
+            qp.transport.responder.save(psn, original);
             Answer::Atomic {
                 psn,
                 original,
@@ -134,10 +143,7 @@ fn carry_out(
             }
         }
     };
-    responder.answers.push_back(answer);
-    responder.msn = psn_add(responder.msn, 1);
-    responder.advance(1);
-    core.schedule(qp);
+    owe(core, qp, answer, 1);
     Ok(())
 }
 
@@ -148,12 +154,7 @@ pub(super) fn atomic_write(
     host: &mut dyn Host,
 ) -> Result<(), Refusal> {
     let reth = packet.reth.ok_or(Refusal::Invalid)?;
-    if core.features & FEATURE_ATOMIC_WRITE == 0 {
-        return Err(Refusal::Invalid);
-    }
-    if qp.attributes.access & ACCESS_REMOTE_WRITE == 0 {
-        return Err(Refusal::Access(QUEUE_PAIR_RIGHT));
-    }
+    permit(core, qp, FEATURE_ATOMIC_WRITE, ACCESS_REMOTE_WRITE)?;
     // Not all requesters take atomic writes for reads in flight; but where there are to be none,
     // there are to be none of these.
     if qp.attributes.ird == 0 {
@@ -188,11 +189,12 @@ pub(super) fn flush(
     };
     let placement = u32::from(feth.placement);
     let known = placement != 0 && placement & !(FLUSH_GLOBAL | FLUSH_PERSISTENT) == 0;
-    if core.features & FEATURE_FLUSH == 0 || !known {
+    if !known {
         return Err(Refusal::Invalid);
     }
-    // Nobody can be given the right to ask for persistence.
-    if placement & FLUSH_PERSISTENT != 0 || qp.attributes.access & ACCESS_FLUSH_GLOBAL == 0 {
+    permit(core, qp, FEATURE_FLUSH, ACCESS_FLUSH_GLOBAL)?;
+    if placement & FLUSH_PERSISTENT != 0 {
+        // Nobody can be given the right to ask for it.
         return Err(Refusal::Access(QUEUE_PAIR_RIGHT));
     }
     let range = match u32::from(feth.selectivity) {
@@ -205,11 +207,7 @@ pub(super) fn flush(
     core.counters.early_uses += u64::from(core.tpt.is_early(reth.rkey));
     // Writes are in host memory when they are carried out, and those before this one have been.
     host.fence();
-    let responder = &mut qp.transport.responder;
     let psn = packet.bth.psn;
-    responder.answers.push_back(Answer::Placed { psn });
-    responder.msn = psn_add(responder.msn, 1);
-    responder.advance(1);
-    core.schedule(qp);
+    owe(core, qp, Answer::Placed { psn }, 1);
     Ok(())
 }
