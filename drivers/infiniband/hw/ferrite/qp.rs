@@ -274,7 +274,7 @@ impl FerriteQp {
         };
         new.set_number(qpn);
         attr.set_cap(&cap);
-        let qp = new.init(try_pin_init!(Self {
+        let qp = new.init(pin_init!(Self {
             object,
             memory,
             number,
@@ -285,7 +285,7 @@ impl FerriteQp {
             refused: Atomic::new(0),
             values <- new_mutex!(values, "ferrite_qp"),
             groups <- new_mutex!(KVec::new(), "ferrite_qp_groups"),
-        }? Error))?;
+        }))?;
         let cqs = || [roles.send_cq, roles.recv_cq].into_iter().flatten();
         let attached = ScopeGuard::new(|| cqs().for_each(|cq| FerriteCq::detach(cq, qpn)));
         cqs().try_for_each(|cq| FerriteCq::attach(cq, qp))?;

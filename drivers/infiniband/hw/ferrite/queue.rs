@@ -6,7 +6,9 @@
 //! A queue is made in this order: memory and number, the object in the device, the core's object with the driver's
 //! data, the table in which events find it, the answer to the process. Each step is undone by dropping what it made:
 //! the first three are fields of the driver's data, with the object first, so that the device lets go before its memory
-//! and its number do, and the rest is [`announce`]. So there is nothing to undo by hand wherever it fails.
+//! and its number do, and the rest is [`announce`]. Initialising the driver's data does not fail any more (`pin_init!`,
+//! not `try_pin_init!`), since fields of one that is only half there are dropped in another order. So there is nothing
+//! to undo by hand wherever it fails.
 
 use crate::{
     abi::{
