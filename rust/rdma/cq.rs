@@ -479,8 +479,8 @@ c_enum! {
 
 /// A completion, as the driver tells it.
 pub struct Wc<'a, D: QpOps> {
-    /// The work request's id.
-    pub id: u64,
+    /// The consumer's name for the work request.
+    pub wr_id: u64,
     /// How it ended.
     pub status: WcStatus,
     /// What it was.
@@ -515,9 +515,9 @@ pub struct Wc<'a, D: QpOps> {
 
 impl<'a, D: QpOps> Wc<'a, D> {
     /// A successful completion with nothing else to tell.
-    pub fn new(qp: &'a Qp<D>, id: u64, opcode: WcOpcode) -> Self {
+    pub fn new(qp: &'a Qp<D>, wr_id: u64, opcode: WcOpcode) -> Self {
         Self {
-            id,
+            wr_id,
             status: WcStatus::Success,
             opcode,
             qp,
@@ -612,8 +612,8 @@ impl Completions<'_> {
         }
         let mut raw: bindings::ib_wc = pin_init::zeroed();
         let mut flags = 0;
-        // SAFETY: `raw` is a local; the id is one of two views of a union, of eight bytes each.
-        unsafe { *raw.__bindgen_anon_1.wr_id.as_mut() = wc.id };
+        // SAFETY: `raw` is a local; the name is one of two views of a union, of eight bytes each.
+        unsafe { *raw.__bindgen_anon_1.wr_id.as_mut() = wc.wr_id };
         if let Some(imm) = wc.imm_data {
             // SAFETY: `raw` is a local; all views of the union are integers of four bytes.
             unsafe { *raw.ex.imm_data.as_mut() = imm };

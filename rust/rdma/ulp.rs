@@ -385,7 +385,7 @@ unsafe impl Sync for Mr {}
 
 impl Mr {
     /// Makes a region and maps it to `buffer`. It has to be registered by work request
-    /// ([`Op::Register`]) before it can be used.
+    /// ([`Op::RegMr`]) before it can be used.
     pub fn new(pd: &Arc<Pd>, buffer: Arc<Buffer>) -> Result<Arc<Self>> {
         Self::with_page_size(pd, buffer, kernel::page::PAGE_SIZE as u32)
     }
@@ -509,7 +509,7 @@ impl Home {
 /// A place in the peer's memory.
 pub use super::Remote;
 
-/// What a send work request does.
+/// What a send work request does, in the words of [`SendOp`](super::SendOp), which a driver finds it as.
 #[derive(Clone, Copy)]
 pub enum Op<'r> {
     /// A message.
@@ -519,17 +519,29 @@ pub enum Op<'r> {
     /// A message that invalidates a key of the peer.
     SendWithInvalidate(u32),
     /// A write to the peer's memory.
-    Write(Remote),
+    RdmaWrite(Remote),
     /// A write to the peer's memory, then immediate data.
-    WriteWithImm(Remote, u32),
+    RdmaWriteWithImm(Remote, u32),
     /// A read of the peer's memory.
-    Read(Remote),
-    /// A compare (first) and swap (second).
-    CompareSwap(Remote, u64, u64),
-    /// A fetch and add.
-    FetchAdd(Remote, u64),
+    RdmaRead(Remote),
+    /// A compare and swap of eight bytes of the peer's memory.
+    CompareSwap {
+        /// The peer's memory.
+        remote: Remote,
+        /// The value to compare with.
+        compare: u64,
+        /// The value to put there if equal.
+        swap: u64,
+    },
+    /// A fetch and add to eight bytes of the peer's memory.
+    FetchAdd {
+        /// The peer's memory.
+        remote: Remote,
+        /// The value to add.
+        add: u64,
+    },
     /// The registration of a region. What is posted after it may use its key at once.
-    Register(&'r Arc<Mr>, Access),
+    RegMr(&'r Arc<Mr>, Access),
     /// The same by the opcode of an extension, on a queue pair that has it: what it does besides is the
     /// driver's to say.
     Driver {
@@ -543,14 +555,14 @@ pub enum Op<'r> {
         ex: u32,
     },
     /// The invalidation of a local key.
-    Invalidate(u32),
+    LocalInvalidate(u32),
 }
 
 impl<'r> Op<'r> {
     /// The region that it registers, and the rights that it gives.
     fn registers(&self) -> Option<(&'r Arc<Mr>, Access)> {
         match *self {
-            Self::Register(mr, access) | Self::Driver { mr, access, .. } => Some((mr, access)),
+            Self::RegMr(mr, access) | Self::Driver { mr, access, .. } => Some((mr, access)),
             _ => None,
         }
     }
@@ -558,7 +570,7 @@ impl<'r> Op<'r> {
 
 /// The local memory of a work request.
 #[derive(Clone)]
-pub enum Memory<'r> {
+pub enum LocalMemory<'r> {
     /// None.
     None,
     /// Part of a buffer, which needs no registration.
@@ -969,7 +981,7 @@ impl Qp {
     fn prepare(
         &self,
         op: &Op<'_>,
-        memory: &Memory<'_>,
+        memory: &LocalMemory<'_>,
     ) -> Result<(Held, Option<bindings::ib_sge>)> {
         let registered = match op.registers() {
             Some((mr, access)) => {
@@ -985,12 +997,12 @@ impl Qp {
             }
         }
         let (buffer, region, sge) = match memory {
-            Memory::None => (None, None, None),
-            Memory::Buffer(buffer, range) => {
+            LocalMemory::None => (None, None, None),
+            LocalMemory::Buffer(buffer, range) => {
                 let sge = self.buffer_sge(buffer, range)?;
                 (Some((*buffer).clone()), None, Some(sge))
             }
-            Memory::Region(mr, range) => {
+            LocalMemory::Region(mr, range) => {
                 self.check_region(mr)?;
                 let sge = Self::sge(&mr.buffer, range, mr.iova(), mr.lkey())?;
                 (None, Some((*mr).clone()), Some(sge))
@@ -1027,7 +1039,7 @@ impl Qp {
     }
 
     /// Posts a send work request with local memory.
-    pub fn send(&self, op: Op<'_>, memory: Memory<'_>) -> Result<Ticket<'_>> {
+    pub fn send(&self, op: Op<'_>, memory: LocalMemory<'_>) -> Result<Ticket<'_>> {
         let [ticket] = self.send_all([(op, memory)])?;
         Ok(ticket)
     }
@@ -1036,7 +1048,7 @@ impl Qp {
     /// refused those before it are carried out, and there is no ticket for any.
     pub fn send_all<const N: usize>(
         &self,
-        posts: [(Op<'_>, Memory<'_>); N],
+        posts: [(Op<'_>, LocalMemory<'_>); N],
     ) -> Result<[Ticket<'_>; N]> {
         self.post(posts, None)
     }
@@ -1052,7 +1064,7 @@ impl Qp {
         &self,
         key: u32,
         op: Op<'_>,
-        memory: Memory<'_>,
+        memory: LocalMemory<'_>,
     ) -> Result<Ticket<'_>> {
         let [ticket] = self.post([(op, memory)], Some(key))?;
         Ok(ticket)
@@ -1062,7 +1074,7 @@ impl Qp {
     /// of their region.
     fn post<const N: usize>(
         &self,
-        posts: [(Op<'_>, Memory<'_>); N],
+        posts: [(Op<'_>, LocalMemory<'_>); N],
         key: Option<u32>,
     ) -> Result<[Ticket<'_>; N]> {
         let any: &Slot = self.sends.0.first().ok_or(EBUSY)?;
@@ -1180,23 +1192,27 @@ impl Request {
             Op::SendWithInvalidate(key) => {
                 Self::Plain(plain(b::ib_wr_opcode_IB_WR_SEND_WITH_INV, key))
             }
-            Op::Write(remote) => rdma(b::ib_wr_opcode_IB_WR_RDMA_WRITE, remote, 0),
-            Op::WriteWithImm(remote, imm) => rdma(
+            Op::RdmaWrite(remote) => rdma(b::ib_wr_opcode_IB_WR_RDMA_WRITE, remote, 0),
+            Op::RdmaWriteWithImm(remote, imm) => rdma(
                 b::ib_wr_opcode_IB_WR_RDMA_WRITE_WITH_IMM,
                 remote,
                 imm.to_be(),
             ),
-            Op::Read(remote) => rdma(b::ib_wr_opcode_IB_WR_RDMA_READ, remote, 0),
-            Op::CompareSwap(remote, compare, swap) => atomic(
+            Op::RdmaRead(remote) => rdma(b::ib_wr_opcode_IB_WR_RDMA_READ, remote, 0),
+            Op::CompareSwap {
+                remote,
+                compare,
+                swap,
+            } => atomic(
                 b::ib_wr_opcode_IB_WR_ATOMIC_CMP_AND_SWP,
                 remote,
                 compare,
                 swap,
             ),
-            Op::FetchAdd(remote, add) => {
+            Op::FetchAdd { remote, add } => {
                 atomic(b::ib_wr_opcode_IB_WR_ATOMIC_FETCH_AND_ADD, remote, add, 0)
             }
-            Op::Register(mr, access) => register(b::ib_wr_opcode_IB_WR_REG_MR, 0, mr, access),
+            Op::RegMr(mr, access) => register(b::ib_wr_opcode_IB_WR_REG_MR, 0, mr, access),
             Op::Driver {
                 extension,
                 mr,
@@ -1207,7 +1223,7 @@ impl Request {
                 let opcode = extension.opcode().unwrap_or(b::ib_wr_opcode_IB_WR_REG_MR);
                 register(opcode, ex, mr, access)
             }
-            Op::Invalidate(key) => Self::Plain(plain(b::ib_wr_opcode_IB_WR_LOCAL_INV, key)),
+            Op::LocalInvalidate(key) => Self::Plain(plain(b::ib_wr_opcode_IB_WR_LOCAL_INV, key)),
         }
     }
 

@@ -133,7 +133,7 @@ pub struct Remote {
     pub rkey: u32,
 }
 
-/// Where a datagram goes.
+/// Where a datagram (UD) goes.
 pub struct UdWr<'a, D: AhOps> {
     /// The path.
     pub ah: &'a Ah<D>,
@@ -157,15 +157,15 @@ pub struct SendWr<'a, D: Driver> {
 struct Poster {
     device: *const bindings::ib_device,
     pd: *const bindings::ib_pd,
-    /// Whether it sends datagrams.
-    datagram: bool,
+    /// Whether it sends datagrams (UD, GSI).
+    is_ud: bool,
     /// Whether it belongs to a process.
     user: bool,
 }
 
 impl<'a, D: Driver> SendWr<'a, D> {
     /// The consumer's name for it, to be returned in the completion.
-    pub fn id(&self) -> u64 {
+    pub fn wr_id(&self) -> u64 {
         // SAFETY: All views of the union are eight bytes of plain data.
         unsafe { *self.raw.__bindgen_anon_1.wr_id.as_ref() }
     }
@@ -222,7 +222,7 @@ impl<'a, D: Driver> SendWr<'a, D> {
     ///
     /// Consumers of connections must post the opcode of this request as a `T`.
     unsafe fn whole<T>(&self) -> Result<&'a T> {
-        if self.qp.datagram {
+        if self.qp.is_ud {
             return Err(EINVAL);
         }
         // SAFETY: The queue pair is one of a connection, so that the caller vouches that it was posted as a
@@ -318,7 +318,7 @@ impl<'a, D: Driver> SendWr<'a, D> {
     where
         D: AhOps,
     {
-        if !self.qp.datagram {
+        if !self.qp.is_ud {
             return None;
         }
         // SAFETY: Consumers of datagram queue pairs post `ib_ud_wr`, of which this is the first member, and
@@ -369,7 +369,7 @@ impl<'a, D: Driver> SendList<'a, D> {
             Poster {
                 device: (*qp).device,
                 pd: (*qp).pd,
-                datagram: matches!(
+                is_ud: matches!(
                     (*qp).qp_type,
                     bindings::ib_qp_type_IB_QPT_UD | bindings::ib_qp_type_IB_QPT_GSI
                 ),
@@ -413,7 +413,7 @@ pub struct RecvWr<'a> {
 
 impl<'a> RecvWr<'a> {
     /// The consumer's name for it, to be returned in the completion.
-    pub fn id(&self) -> u64 {
+    pub fn wr_id(&self) -> u64 {
         // SAFETY: All views of the union are eight bytes of plain data.
         unsafe { *self.raw.__bindgen_anon_1.wr_id.as_ref() }
     }

@@ -33,7 +33,7 @@ pub trait XrcOps: SrqOps + QpOps {
         pd: &Pd<Self>,
         new: New<'a, kind::Srq, Self>,
         attr: &mut SrqAttr,
-        extended: &XrcSrq<'_, Self>,
+        xrc: &XrcSrq<'_, Self>,
         udata: Option<&Udata<'_, Self>>,
     ) -> Result<&'a Srq<Self>>;
 }
@@ -71,13 +71,13 @@ unsafe extern "C" fn create_srq<D: XrcOps>(
             bindings::ib_srq_type_IB_SRQT_XRC => {
                 // SAFETY: `ib_create_srq_user` has just allocated the queue, and set its type and what
                 // it belongs to.
-                let extended = unsafe { XrcSrq::<D>::from_raw(srq) }.ok_or(EINVAL)?;
-                extended.cq.open();
+                let xrc = unsafe { XrcSrq::<D>::from_raw(srq) }.ok_or(EINVAL)?;
+                xrc.cq.open();
                 // SAFETY: `ib_create_srq_user` has just allocated the queue; `udata` is null or that of the
                 // uverbs command, which waits.
                 unsafe {
                     srq::create::<D>(srq, &mut attr.attr, udata, |pd, new, attr, udata| {
-                        D::create_xrc_srq(pd, new, attr, &extended, udata)
+                        D::create_xrc_srq(pd, new, attr, &xrc, udata)
                     })
                 }
             }
@@ -163,7 +163,7 @@ impl<D: SrqOps> New<'_, kind::Srq, D> {
         // SAFETY: The core is creating the queue and shows it to nobody before the operation returns,
         // and only `New` leads to it.
         let ext = unsafe { &mut (*self.as_raw()).ext };
-        // SAFETY: All views of the union are plain data; the core looks at the number of extended ones
+        // SAFETY: All views of the union are plain data; the core looks at the number of XRC ones
         // only.
         unsafe { ext.__bindgen_anon_1.xrc.as_mut() }.srq_num = number;
     }

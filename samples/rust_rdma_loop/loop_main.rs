@@ -30,7 +30,7 @@ pub mod kernel_ext;
 pub mod rdma;
 
 use rdma::ulp::{
-    self, Buffer, Client, Cq, Lease, Memory, Mr, Op, Outcome, Pd, Peer, Qp, QpLimits, Remote,
+    self, Buffer, Client, Cq, Lease, LocalMemory, Mr, Op, Outcome, Pd, Peer, Qp, QpLimits, Remote,
     Ticket,
 };
 use extension::{register_send, ONE_TOUCH, ONE_TOUCH_ACCESS, REGISTER_DRAINS, REGISTER_SEND};
@@ -139,7 +139,7 @@ impl Pair {
     /// Does a request of the near side with `range` of the source.
     fn run(&self, op: Op<'_>, range: Range<usize>) -> Result<Outcome> {
         self.near
-            .send(op, Memory::Buffer(&self.source, range))?
+            .send(op, LocalMemory::Buffer(&self.source, range))?
             .wait(patience())
     }
 
@@ -152,7 +152,7 @@ impl Pair {
 
 /// Registers a region, and waits until it is.
 fn register(qp: &Qp, mr: &Arc<Mr>, access: Access) -> Result {
-    let registered = qp.send(Op::Register(mr, access), Memory::None)?;
+    let registered = qp.send(Op::RegMr(mr, access), LocalMemory::None)?;
     good(registered.wait(patience())?)?;
     Ok(())
 }
@@ -192,7 +192,7 @@ fn immediate_data_arrives(pair: &Pair) -> Result {
 
 fn sends_and_receives_have_room_of_their_own(pair: &Pair) -> Result {
     // The peer has nothing to receive them with, so that they stay until the connection ends.
-    let send = || pair.near.send(Op::Send, Memory::Buffer(&pair.source, 0..8));
+    let send = || pair.near.send(Op::Send, LocalMemory::Buffer(&pair.source, 0..8));
     for _ in 0..DEPTH {
         send()?;
     }
@@ -214,7 +214,7 @@ fn many_requests_complete(pair: &Pair) -> Result {
             tickets.push(pair.far.recv(&pair.sink, piece(index))?, GFP_KERNEL)?;
         }
         for index in 0..DEPTH as usize {
-            let memory = Memory::Buffer(&pair.source, piece(index));
+            let memory = LocalMemory::Buffer(&pair.source, piece(index));
             tickets.push(pair.near.send(Op::Send, memory)?, GFP_KERNEL)?;
         }
         for ticket in tickets {
@@ -231,7 +231,7 @@ fn writes_land_where_they_should(pair: &Pair) -> Result {
         let offset = (BUFFER - length).min(4093);
         pair.source.fill(pattern(length + 1));
         pair.sink.fill(|_| 0);
-        good(pair.run(Op::Write(remote(&mr, offset)), 0..length)?)?;
+        good(pair.run(Op::RdmaWrite(remote(&mr, offset)), 0..length)?)?;
         let moved = pattern(length + 1);
         let moved = |index: usize| moved(index - offset);
         check(pair.sink.first_difference(0..offset, |_| 0).is_none())?;
@@ -254,7 +254,7 @@ fn writes_with_immediate_consume_a_receive(pair: &Pair) -> Result {
     pair.source.fill(pattern(9));
     pair.sink.fill(|_| 0);
     let recv = pair.far.recv(&pair.sink, 0..0)?;
-    good(pair.run(Op::WriteWithImm(remote(&mr, 0), 77), 0..5000)?)?;
+    good(pair.run(Op::RdmaWriteWithImm(remote(&mr, 0), 77), 0..5000)?)?;
     let outcome = good(recv.wait(patience())?)?;
     check(outcome.imm_data == Some(77) && outcome.byte_len == 5000)?;
     check(pair.sink.first_difference(0..5000, pattern(9)).is_none())
@@ -265,7 +265,7 @@ fn reads_fetch_the_peers_memory(pair: &Pair) -> Result {
     for length in LENGTHS {
         pair.sink.fill(pattern(length + 2));
         pair.source.fill(|_| 0);
-        good(pair.run(Op::Read(remote(&mr, 0)), 0..length)?)?;
+        good(pair.run(Op::RdmaRead(remote(&mr, 0)), 0..length)?)?;
         check(
             pair.source
                 .first_difference(0..length, pattern(length + 2))
@@ -296,12 +296,12 @@ fn atomics_are_done_once_and_return_what_was_there(pair: &Pair) -> Result {
     let mr = pair.expose(all_access())?;
     pair.sink.fill(|_| 0);
     for round in 0..10 {
-        good(pair.run(Op::FetchAdd(remote(&mr, 0), 3), 0..8)?)?;
+        good(pair.run(Op::FetchAdd { remote: remote(&mr, 0), add: 3 }, 0..8)?)?;
         check(word(&pair.source) == round * 3)?;
     }
-    good(pair.run(Op::CompareSwap(remote(&mr, 0), 1, 99), 0..8)?)?;
+    good(pair.run(Op::CompareSwap { remote: remote(&mr, 0), compare: 1, swap: 99 }, 0..8)?)?;
     check(word(&pair.source) == 30 && word(&pair.sink) == 30)?;
-    good(pair.run(Op::CompareSwap(remote(&mr, 0), 30, 99), 0..8)?)?;
+    good(pair.run(Op::CompareSwap { remote: remote(&mr, 0), compare: 30, swap: 99 }, 0..8)?)?;
     check(word(&pair.source) == 30 && word(&pair.sink) == 99)
 }
 
@@ -312,7 +312,7 @@ fn send_with_invalidate_ends_the_peers_region(pair: &Pair) -> Result {
     let outcome = good(recv.wait(patience())?)?;
     check(outcome.invalidated == Some(mr.rkey()))?;
     expect(
-        pair.run(Op::Write(remote(&mr, 0)), 0..16)?,
+        pair.run(Op::RdmaWrite(remote(&mr, 0)), 0..16)?,
         WcStatus::RemoteAccess,
     )?;
     Ok(())
@@ -323,18 +323,18 @@ fn a_region_may_be_registered_again_under_another_key(pair: &Pair) -> Result {
     for _ in 0..4 {
         let old = mr.rkey();
         let far = &pair.far;
-        let invalidated = far.send(Op::Invalidate(old), Memory::None)?;
+        let invalidated = far.send(Op::LocalInvalidate(old), LocalMemory::None)?;
         good(invalidated.wait(patience())?)?;
         mr.renew_key();
         check(mr.rkey() != old)?;
         register(far, &mr, all_access())?;
-        good(pair.run(Op::Write(remote(&mr, 0)), 0..4096)?)?;
+        good(pair.run(Op::RdmaWrite(remote(&mr, 0)), 0..4096)?)?;
     }
     let mut stale = remote(&mr, 0);
     stale.rkey = (stale.rkey & !0xff) | (stale.rkey.wrapping_sub(1) & 0xff);
     pair.sink.fill(|_| 0);
     pair.source.fill(|_| 1);
-    expect(pair.run(Op::Write(stale), 0..16)?, WcStatus::RemoteAccess)?;
+    expect(pair.run(Op::RdmaWrite(stale), 0..16)?, WcStatus::RemoteAccess)?;
     check(pair.sink.first_difference(0..BUFFER, |_| 0).is_none())
 }
 
@@ -342,10 +342,10 @@ fn what_is_not_allowed_is_refused(pair: &Pair) -> Result {
     let mr = pair.expose(Access::LOCAL_WRITE | Access::REMOTE_READ)?;
     pair.sink.fill(|_| 0);
     pair.source.fill(|_| 1);
-    good(pair.run(Op::Read(remote(&mr, 0)), 0..16)?)?;
+    good(pair.run(Op::RdmaRead(remote(&mr, 0)), 0..16)?)?;
     pair.source.fill(|_| 1);
     expect(
-        pair.run(Op::Write(remote(&mr, 0)), 0..16)?,
+        pair.run(Op::RdmaWrite(remote(&mr, 0)), 0..16)?,
         WcStatus::RemoteAccess,
     )?;
     check(pair.sink.first_difference(0..BUFFER, |_| 0).is_none())
@@ -356,12 +356,12 @@ fn beyond_the_region_is_refused(pair: &Pair) -> Result {
     pair.sink.fill(|_| 0);
     pair.source.fill(|_| 1);
     expect(
-        pair.run(Op::Write(remote(&mr, BUFFER - 8)), 0..16)?,
+        pair.run(Op::RdmaWrite(remote(&mr, BUFFER - 8)), 0..16)?,
         WcStatus::RemoteAccess,
     )?;
     // The queue pair is in error: what comes after is not done.
     expect(
-        pair.run(Op::Write(remote(&mr, 0)), 0..16)?,
+        pair.run(Op::RdmaWrite(remote(&mr, 0)), 0..16)?,
         WcStatus::WorkRequestFlushed,
     )?;
     check(pair.sink.first_difference(0..BUFFER, |_| 0).is_none())
@@ -387,13 +387,13 @@ fn a_region_is_used_before_its_registration_is_complete(pair: &Pair) -> Result {
         // but not what comes after.
         let begun = pair.near.send_all([
             (
-                Op::Read(remote(&exposed, BUFFER / 2)),
-                Memory::Buffer(&pair.source, 0..BUFFER / 2),
+                Op::RdmaRead(remote(&exposed, BUFFER / 2)),
+                LocalMemory::Buffer(&pair.source, 0..BUFFER / 2),
             ),
-            (Op::Register(&mr, Access::LOCAL_WRITE), Memory::None),
+            (Op::RegMr(&mr, Access::LOCAL_WRITE), LocalMemory::None),
             (
-                Op::Write(remote(&exposed, 5)),
-                Memory::Region(&mr, 0..LENGTH),
+                Op::RdmaWrite(remote(&exposed, 5)),
+                LocalMemory::Region(&mr, 0..LENGTH),
             ),
         ])?;
         let opcodes = [WcOpcode::RdmaRead, WcOpcode::RegMr, WcOpcode::RdmaWrite];
@@ -448,19 +448,19 @@ fn an_offer_is_one_request_and_ends_with_the_answer(pair: &Pair) -> Result {
         let answer = pair.near.recv(&pair.source, BUFFER / 2..BUFFER / 2 + 4)?;
         let offered = pair.near.send(
             register_send(&mr, all_access(), None),
-            Memory::Buffer(&pair.source, 0..OFFER),
+            LocalMemory::Buffer(&pair.source, 0..OFFER),
         )?;
         let outcome = good(offer.wait(patience())?)?;
         check(outcome.byte_len as usize == OFFER && outcome.invalidated.is_none())?;
         let there = read_offer(&pair.sink);
         check(there.rkey == mr.rkey() && Some(there.rkey) != old)?;
         // The peer takes it at its word, complete or not.
-        let far = |op, range| pair.far.send(op, Memory::Buffer(&pair.sink, range));
-        let read = far(Op::Read(there), 4096..4096 + LENGTH)?;
+        let far = |op, range| pair.far.send(op, LocalMemory::Buffer(&pair.sink, range));
+        let read = far(Op::RdmaRead(there), 4096..4096 + LENGTH)?;
         // What follows a read does not wait for its answer, which an invalidation would cut off.
         good(read.wait(patience())?)?;
         let [wrote, answered] = [
-            far(Op::Write(there), 0..OFFER)?,
+            far(Op::RdmaWrite(there), 0..OFFER)?,
             far(Op::SendWithInvalidate(there.rkey), 0..4)?,
         ];
         // The registration and its message are one request, and complete as a message.
@@ -491,8 +491,8 @@ fn an_offer_is_one_request_and_ends_with_the_answer(pair: &Pair) -> Result {
         addr: mr.iova(),
         rkey: old.ok_or(EIO)?,
     };
-    let late = Memory::Buffer(&pair.sink, 0..16);
-    let late = pair.far.send(Op::Read(stale), late)?;
+    let late = LocalMemory::Buffer(&pair.sink, 0..16);
+    let late = pair.far.send(Op::RdmaRead(stale), late)?;
     expect(late.wait(patience())?, WcStatus::RemoteAccess)?;
     Ok(())
 }
@@ -505,14 +505,14 @@ fn an_offer_may_answer_an_offer(pair: &Pair) -> Result {
     write_offer(&pair.source, &mr);
     let offered = pair.near.send(
         register_send(&mr, all_access(), Some(exposed.rkey())),
-        Memory::Buffer(&pair.source, 0..OFFER),
+        LocalMemory::Buffer(&pair.source, 0..OFFER),
     )?;
     good(offered.wait(patience())?)?;
     let outcome = good(recv.wait(patience())?)?;
     check(outcome.invalidated == Some(exposed.rkey()))?;
     check(read_offer(&pair.sink).rkey == mr.rkey())?;
     expect(
-        pair.run(Op::Write(remote(&exposed, 0)), 0..16)?,
+        pair.run(Op::RdmaWrite(remote(&exposed, 0)), 0..16)?,
         WcStatus::RemoteAccess,
     )?;
     Ok(())
@@ -541,8 +541,8 @@ fn post_failing<'q>(
     cause: Cause,
     mr: &Arc<Mr>,
 ) -> Result<(Ticket<'q>, Option<Arc<Mr>>)> {
-    let op = Op::Register(mr, all_access());
-    post_failing_op(pair, cause, mr, op, Memory::None)
+    let op = Op::RegMr(mr, all_access());
+    post_failing_op(pair, cause, mr, op, LocalMemory::None)
 }
 
 /// The same, by `op`, which registers `mr`.
@@ -551,7 +551,7 @@ fn post_failing_op<'q>(
     cause: Cause,
     mr: &Arc<Mr>,
     op: Op<'_>,
-    memory: Memory<'_>,
+    memory: LocalMemory<'_>,
 ) -> Result<(Ticket<'q>, Option<Arc<Mr>>)> {
     let near = &pair.near;
     match cause {
@@ -581,8 +581,8 @@ fn post_failing_op<'q>(
 fn registers_and_is_written_to(pair: &Pair, mr: &Arc<Mr>, seed: usize) -> Result {
     register(&pair.near, mr, all_access())?;
     pair.sink.fill(pattern(seed));
-    let memory = Memory::Buffer(&pair.sink, 0..4096);
-    let wrote = pair.far.send(Op::Write(remote(mr, 0)), memory)?;
+    let memory = LocalMemory::Buffer(&pair.sink, 0..4096);
+    let wrote = pair.far.send(Op::RdmaWrite(remote(mr, 0)), memory)?;
     good(wrote.wait(patience())?)?;
     check(
         mr.buffer()
@@ -601,13 +601,13 @@ fn a_failed_registration_drains_and_is_tried_again(pair: &Pair) -> Result {
         let mr = pair.near_region(PAGES)?;
         pair.source.fill(pattern(seed + 60));
         pair.sink.fill(|_| 0);
-        let before = Memory::Buffer(&pair.source, 0..BUFFER);
-        let before = pair.near.send(Op::Write(remote(&exposed, 0)), before)?;
+        let before = LocalMemory::Buffer(&pair.source, 0..BUFFER);
+        let before = pair.near.send(Op::RdmaWrite(remote(&exposed, 0)), before)?;
         let (failing, _kept) = post_failing(pair, cause, &mr)?;
         let behind = [
             pair.near
-                .send(Op::Write(remote(&exposed, 0)), Memory::Region(&mr, 0..4096))?,
-            pair.near.send(Op::Invalidate(mr.rkey()), Memory::None)?,
+                .send(Op::RdmaWrite(remote(&exposed, 0)), LocalMemory::Region(&mr, 0..4096))?,
+            pair.near.send(Op::LocalInvalidate(mr.rkey()), LocalMemory::None)?,
         ];
         // What was before is done, what failed says so, the rest is not done.
         good(before.wait(patience())?)?;
@@ -625,23 +625,23 @@ fn a_failed_registration_drains_and_is_tried_again(pair: &Pair) -> Result {
             failed.vendor_err
         );
         // Nor is what is posted now.
-        let late = pair.near.send(Op::Send, Memory::None)?;
+        let late = pair.near.send(Op::Send, LocalMemory::None)?;
         expect(late.wait(patience())?, WcStatus::WorkRequestFlushed)?;
         // The peer is served all along: receives, and reads and writes of what is there.
         let recv = pair.near.recv(&pair.source, 0..64)?;
         let far = |op, range| {
             pair.far
-                .send(op, Memory::Buffer(&pair.sink, range))?
+                .send(op, LocalMemory::Buffer(&pair.sink, range))?
                 .wait(patience())
         };
         good(far(Op::Send, 0..64)?)?;
         good(recv.wait(patience())?)?;
         served.buffer().fill(pattern(seed + 75));
-        good(far(Op::Read(remote(&served, 0)), 4096..4096 + 100)?)?;
+        good(far(Op::RdmaRead(remote(&served, 0)), 4096..4096 + 100)?)?;
         let read = pattern(seed + 75);
         let read = |index: usize| read(index - 4096);
         check(pair.sink.first_difference(4096..4096 + 100, read).is_none())?;
-        good(far(Op::Write(remote(&served, 100)), 4096..4096 + 100)?)?;
+        good(far(Op::RdmaWrite(remote(&served, 100)), 4096..4096 + 100)?)?;
         let wrote = pattern(seed + 75);
         let wrote = |index: usize| wrote(index - 100);
         check(served.buffer().first_difference(100..200, wrote).is_none())?;
@@ -649,7 +649,7 @@ fn a_failed_registration_drains_and_is_tried_again(pair: &Pair) -> Result {
         pair.near.resume()?;
         check(pair.near.state()? == QpState::Rts)?;
         if matches!(cause, Cause::AlreadyValid) {
-            let mended = pair.near.send(Op::Invalidate(mr.rkey()), Memory::None)?;
+            let mended = pair.near.send(Op::LocalInvalidate(mr.rkey()), LocalMemory::None)?;
             good(mended.wait(patience())?)?;
             mr.renew_key();
         }
@@ -665,7 +665,7 @@ fn an_offer_that_fails_is_not_sent(pair: &Pair) -> Result {
         let mr = pair.near_region(PAGES)?;
         let recv = pair.far.recv(&pair.sink, 0..OFFER)?;
         let offer = register_send(&mr, all_access(), None);
-        let memory = || Memory::Buffer(&pair.source, 0..OFFER);
+        let memory = || LocalMemory::Buffer(&pair.source, 0..OFFER);
         let old = mr.rkey();
         write_offer(&pair.source, &mr);
         let (failing, _kept) = post_failing_op(pair, cause, &mr, offer, memory())?;
@@ -679,7 +679,7 @@ fn an_offer_that_fails_is_not_sent(pair: &Pair) -> Result {
         );
         pair.near.resume()?;
         if matches!(cause, Cause::AlreadyValid) {
-            let mended = pair.near.send(Op::Invalidate(old), Memory::None)?;
+            let mended = pair.near.send(Op::LocalInvalidate(old), LocalMemory::None)?;
             good(mended.wait(patience())?)?;
         }
         mr.renew_key();
@@ -700,7 +700,7 @@ fn a_region_that_was_not_made_is_not_registered(pair: &Pair) -> Result {
     let mr = pair.near_region(pages)?;
     let registered = pair
         .near
-        .send(Op::Register(&mr, all_access()), Memory::None)?;
+        .send(Op::RegMr(&mr, all_access()), LocalMemory::None)?;
     let failed = expect(registered.wait(patience())?, WcStatus::LocalProtection)?;
     pr_info!("not made: {:?} {}\n", failed.status, failed.vendor_err);
     check(pair.near.state()? == QpState::Sqd)?;
@@ -726,7 +726,7 @@ fn a_device_may_fail_while_a_queue_stands_still(pair: &Pair) -> Result {
     }
     check(pair.near.resume().is_err())?;
     for qp in [&pair.near, &pair.far] {
-        let late = qp.send(Op::Send, Memory::None)?;
+        let late = qp.send(Op::Send, LocalMemory::None)?;
         expect(late.wait(patience())?, WcStatus::WorkRequestFlushed)?;
         let late = qp.recv(&pair.sink, 0..64)?;
         expect(late.wait(patience())?, WcStatus::WorkRequestFlushed)?;
@@ -740,8 +740,8 @@ fn a_refusal_in_the_middle_of_a_list_leaves_nothing_behind(pair: &Pair) -> Resul
     let exposed = pair.expose(all_access())?;
     let mr = pair.near_region(1)?;
     let write = |offset: usize| {
-        let memory = Memory::Buffer(&pair.source, offset..offset + 64);
-        (Op::Write(remote(&exposed, offset)), memory)
+        let memory = LocalMemory::Buffer(&pair.source, offset..offset + 64);
+        (Op::RdmaWrite(remote(&exposed, offset)), memory)
     };
     pair.source.fill(pattern(95));
     pair.sink.fill(|_| 0);
@@ -751,7 +751,7 @@ fn a_refusal_in_the_middle_of_a_list_leaves_nothing_behind(pair: &Pair) -> Resul
         let refused = pair.near.send_all([
             write(index * 64),
             // No device of this kind registers pages on demand so.
-            (Op::Register(&mr, Access::ON_DEMAND), Memory::None),
+            (Op::RegMr(&mr, Access::ON_DEMAND), LocalMemory::None),
             write(BUFFER / 2 + index * 64),
         ]);
         check(refused.is_err())?;
@@ -777,7 +777,7 @@ fn a_refusal_in_the_middle_of_a_list_leaves_nothing_behind(pair: &Pair) -> Resul
             .is_none(),
     )?;
     for _ in 0..DEPTH {
-        let memory = Memory::Buffer(&pair.sink, 0..64);
+        let memory = LocalMemory::Buffer(&pair.sink, 0..64);
         good(pair.far.send(Op::Send, memory)?.wait(patience())?)?;
     }
     for ticket in tickets {
@@ -791,7 +791,7 @@ fn a_failed_registration_ends_the_connection(pair: &Pair, cause: Cause) -> Resul
     let mr = pair.near_region(PAGES)?;
     let recv = pair.near.recv(&pair.source, 0..64)?;
     let (failing, _kept) = post_failing(pair, cause, &mr)?;
-    let behind = pair.near.send(Op::Send, Memory::None)?;
+    let behind = pair.near.send(Op::Send, LocalMemory::None)?;
     let failed = expect(failing.wait(patience())?, WcStatus::LocalProtection)?;
     expect(behind.wait(patience())?, WcStatus::WorkRequestFlushed)?;
     expect(recv.wait(patience())?, WcStatus::WorkRequestFlushed)?;
@@ -822,10 +822,10 @@ fn a_region_may_be_for_one_message(pair: &Pair) -> Result {
     let mr = pair.expose(all_access() | ONE_TOUCH_ACCESS)?;
     pair.source.fill(pattern(90));
     pair.sink.fill(|_| 0);
-    good(pair.run(Op::Write(remote(&mr, 0)), 0..100_003)?)?;
+    good(pair.run(Op::RdmaWrite(remote(&mr, 0)), 0..100_003)?)?;
     pair.source.fill(|_| 1);
     expect(
-        pair.run(Op::Write(remote(&mr, 0)), 0..16)?,
+        pair.run(Op::RdmaWrite(remote(&mr, 0)), 0..16)?,
         WcStatus::RemoteAccess,
     )?;
     check(
@@ -965,7 +965,7 @@ fn rings_may_be_large(lease: &Lease) -> Result {
 fn write_is_found(pair: &Pair, mr: &Mr, offset: usize, length: usize, seed: usize) -> Result {
     let byte = pattern(seed);
     pair.source.fill(&byte);
-    good(pair.run(Op::Write(remote(mr, offset)), 0..length)?)?;
+    good(pair.run(Op::RdmaWrite(remote(mr, offset)), 0..length)?)?;
     let moved = |index| byte(index - offset);
     check(
         mr.buffer()
@@ -994,11 +994,11 @@ fn region_of_pages(pair: &Pair, pages: usize) -> Result {
     let [.., last] = offsets;
     let byte = pattern(offsets.len() - 1 + pages);
     pair.source.fill(|_| 0);
-    good(pair.run(Op::Read(remote(&mr, last)), 0..BUFFER)?)?;
+    good(pair.run(Op::RdmaRead(remote(&mr, last)), 0..BUFFER)?)?;
     check(pair.source.first_difference(0..BUFFER, byte).is_none())?;
     // This ends the connection.
     expect(
-        pair.run(Op::Write(remote(&mr, length - 8)), 0..16)?,
+        pair.run(Op::RdmaWrite(remote(&mr, length - 8)), 0..16)?,
         WcStatus::RemoteAccess,
     )?;
     Ok(())
@@ -1052,13 +1052,13 @@ fn regions_of_other_domains_are_not_posted(lease: &Lease) -> Result {
     let refused = |posted: Result<Ticket<'_>>| check(posted.err() == Some(EINVAL));
     refused(
         pair.near
-            .send(Op::Register(&mr, all_access()), Memory::None),
+            .send(Op::RegMr(&mr, all_access()), LocalMemory::None),
     )?;
-    refused(pair.near.send(Op::Send, Memory::Region(&mr, 0..16)))?;
+    refused(pair.near.send(Op::Send, LocalMemory::Region(&mr, 0..16)))?;
     // Nor what it was not made for.
     let own = pair.near_region(1)?;
     let offer = register_send(&own, all_access(), None);
-    refused(pair.near.send(offer, Memory::None))?;
+    refused(pair.near.send(offer, LocalMemory::None))?;
     // Nothing came of it.
     sends_arrive(&pair)
 }

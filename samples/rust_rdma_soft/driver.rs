@@ -295,7 +295,7 @@ impl CqOps for Soft {
                 byte_len: cqe.byte_len,
                 imm_data: cqe.imm,
                 invalidated: cqe.invalidated,
-                ..Wc::new(&*cqe.qp, cqe.id, cqe.opcode)
+                ..Wc::new(&*cqe.qp, cqe.wr_id, cqe.opcode)
             });
         }
         Ok(())
@@ -488,7 +488,7 @@ impl QpOps for Soft {
                     SendOp::Driver { .. } => return Err(eopnotsupp()),
                 };
                 let send = Send {
-                    id: wr.id(),
+                    wr_id: wr.wr_id(),
                     flags: wr.flags(),
                     op,
                     local: Local::new(qp, wr.sges())?,
@@ -510,7 +510,7 @@ impl QpOps for Soft {
         let posted = (|| {
             while let Some(wr) = list.next() {
                 let recv = Recv {
-                    id: wr.id(),
+                    wr_id: wr.wr_id(),
                     local: Local::new(qp, wr.sges())?,
                 };
                 let mut queues = qp.queues.lock();

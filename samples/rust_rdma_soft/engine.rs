@@ -459,7 +459,7 @@ struct Message<'a> {
 fn received(qp: &QpRef<Soft>, recv: &Recv, opcode: WcOpcode) -> Cqe {
     Cqe {
         qp: qp.clone(),
-        id: recv.id,
+        wr_id: recv.wr_id,
         status: WcStatus::Success,
         opcode,
         byte_len: 0,
@@ -472,7 +472,7 @@ fn complete_send(qp: &QpRef<Soft>, send: &Send, status: WcStatus, byte_len: u32)
     if let Some(cq) = qp.send_cq() {
         let cqe = Cqe {
             qp: qp.clone(),
-            id: send.id,
+            wr_id: send.wr_id,
             status,
             opcode: send.op.opcode(),
             byte_len,

@@ -177,7 +177,7 @@ impl Op {
 
 /// A send work request.
 pub(crate) struct Send {
-    pub(crate) id: u64,
+    pub(crate) wr_id: u64,
     pub(crate) flags: SendFlags,
     pub(crate) op: Op,
     pub(crate) local: Local,
@@ -185,14 +185,14 @@ pub(crate) struct Send {
 
 /// A receive work request.
 pub(crate) struct Recv {
-    pub(crate) id: u64,
+    pub(crate) wr_id: u64,
     pub(crate) local: Local,
 }
 
 /// A completion. Its reference keeps the queue pair, whose end takes it out of the queue.
 pub(crate) struct Cqe {
     pub(crate) qp: QpRef<Soft>,
-    pub(crate) id: u64,
+    pub(crate) wr_id: u64,
     pub(crate) status: WcStatus,
     pub(crate) opcode: WcOpcode,
     pub(crate) byte_len: u32,

@@ -7,7 +7,7 @@ use crate::bindings;
 use crate::kernel_ext::completion::Completion;
 use crate::kernel_ext::workqueue::OwnedQueue;
 use crate::rdma::ulp::{
-    Buffer, Client, Cq, Lease, Memory, Mr, Op, Outcome, Pd, Peer, Qp, QpLimits, Registration,
+    Buffer, Client, Cq, Lease, LocalMemory, Mr, Op, Outcome, Pd, Peer, Qp, QpLimits, Registration,
     Remote, Ticket,
 };
 use crate::rdma::{Access, QpState, WcStatus};
@@ -131,9 +131,9 @@ impl Pair {
     }
 
     /// Memory of the one side and of the other.
-    fn memory(&self, far: bool) -> Memory<'_> {
+    fn memory(&self, far: bool) -> LocalMemory<'_> {
         let at = usize::from(far) * PAGE_SIZE;
-        Memory::Buffer(&self.buffer, at..at + 64)
+        LocalMemory::Buffer(&self.buffer, at..at + 64)
     }
 
     fn recv<'q>(&'q self, qp: &'q Qp) -> Result<Ticket<'q>> {
@@ -144,7 +144,7 @@ impl Pair {
     fn hollow(&self, qp: &Qp) -> Result<Arc<Mr>> {
         let mr = Mr::new(&self.pd, Buffer::new(&self.lease, BUFFER)?)?;
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-        let registered = qp.send(Op::Register(&mr, access), Memory::None)?;
+        let registered = qp.send(Op::RegMr(&mr, access), LocalMemory::None)?;
         ended(registered, WcStatus::Success)?;
         let mut list: bindings::scatterlist = pin_init::zeroed();
         // SAFETY: `mr` is a region that is not freed, and mapped by nobody else. The list is a local, of which
@@ -420,7 +420,7 @@ impl Test for Hollow {
                 addr: mr.iova(),
                 rkey: mr.rkey(),
             };
-            let wrote = near.send(Op::Write(there), pair.memory(false))?;
+            let wrote = near.send(Op::RdmaWrite(there), pair.memory(false))?;
             ended(wrote, WcStatus::RemoteOperation)?;
             check!(near.state()? == QpState::Err && far.state()? == QpState::Err);
             Ok(())
@@ -429,7 +429,7 @@ impl Test for Hollow {
             let (near, far) = (&pair.near, &pair.far);
             let mr = pair.hollow(near)?;
             let received = pair.recv(far)?;
-            let sent = near.send(Op::Send, Memory::Region(&mr, 0..64))?;
+            let sent = near.send(Op::Send, LocalMemory::Region(&mr, 0..64))?;
             ended(sent, WcStatus::LocalProtection)?;
             check!(near.state()? == QpState::Err && far.state()? == QpState::Rts);
             check!(!received.is_complete());
@@ -459,7 +459,7 @@ impl Test for Abandoned {
         };
         let other = Qp::new(&pd, &cqs[1], limits)?;
         check!(other.number() == number);
-        let sent = near.send(Op::Send, Memory::Buffer(&buffer, 0..64))?;
+        let sent = near.send(Op::Send, LocalMemory::Buffer(&buffer, 0..64))?;
         ended(sent, WcStatus::RetryExceeded)?;
         ended(received, WcStatus::WorkRequestFlushed)?;
         check!(near.state()? == QpState::Err);

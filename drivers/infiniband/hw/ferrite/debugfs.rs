@@ -123,13 +123,13 @@ impl Writer for InterruptMode {
 }
 
 /// Where events of completion queues go, by what completes and by completion vector.
-struct VectorMap {
+struct VectorTableFile {
     table: Arc<VectorTable>,
     /// The Linux interrupt number of each vector.
     irqs: KVec<u32>,
 }
 
-impl Writer for VectorMap {
+impl Writer for VectorTableFile {
     fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "part handler eqn message irq mapped")?;
         for (part, row) in PARTS.iter().enumerate() {
@@ -283,14 +283,14 @@ impl Writer for Srqs {
 }
 
 /// How many numbers of each kind are taken.
-struct Tables {
+struct DebugTables {
     tags: Arc<Tags>,
     memory: Arc<DeviceMemoryPool>,
     doorbell_pages: Arc<DoorbellPages>,
     numbers: [(&'static str, Arc<Numbers>); 5],
 }
 
-impl Writer for Tables {
+impl Writer for DebugTables {
     fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "table used entries")?;
         for (name, (used, entries)) in [
@@ -349,14 +349,14 @@ pub(crate) struct DebugFiles {
     _event_queues: Pin<KBox<File<EventQueues>>>,
     _events: Pin<KBox<File<Events>>>,
     _interrupts: Pin<KBox<File<InterruptMode>>>,
-    _vector_map: Pin<KBox<File<VectorMap>>>,
+    _vector_map: Pin<KBox<File<VectorTableFile>>>,
     _completion_queues: Pin<KBox<File<CompletionQueues>>>,
     _move: Pin<KBox<File<MoveCompletionQueue>>>,
     _balance: Pin<KBox<File<Balance>>>,
     _end_of_moves: EndOfMoves,
     _queue_pairs: Pin<KBox<File<QueuePairs>>>,
     _srqs: Pin<KBox<File<Srqs>>>,
-    _tables: Pin<KBox<File<Tables>>>,
+    _tables: Pin<KBox<File<DebugTables>>>,
     _handler_priority: Pin<KBox<File<HandlerPriority>>>,
     _dir: Dir,
 }
@@ -381,7 +381,7 @@ impl DebugFiles {
         for vector in 0..vectors {
             irqs.push(interrupts.irq(vector as u16)?, GFP_KERNEL)?;
         }
-        let vector_map = VectorMap {
+        let vector_map = VectorTableFile {
             table: interrupts.table()?.clone(),
             irqs,
         };
@@ -390,7 +390,7 @@ impl DebugFiles {
             vectors,
             unhandled: interrupts.unhandled(),
         };
-        let tables = Tables {
+        let tables = DebugTables {
             tags: ferrite.tags.clone(),
             memory: ferrite.memory.clone(),
             doorbell_pages: ferrite.doorbell_pages.clone(),

@@ -104,7 +104,7 @@ pub(crate) struct DeviceMemoryPool {
 
 impl DeviceMemoryPool {
     /// The memory at `place` in the doorbell BAR.
-    pub(crate) fn new(place: doorbell_bar::Piece) -> Result<Arc<Self>> {
+    pub(crate) fn new(place: doorbell_bar::BarPart) -> Result<Arc<Self>> {
         let map = PageMap::new(usize::try_from(place.length)? / PAGE_SIZE)?;
         Arc::pin_init(
             pin_init!(Self {
@@ -122,32 +122,32 @@ impl DeviceMemoryPool {
         (used as u32, map.used.len() as u32)
     }
 
-    fn take(self: &Arc<Self>, pages: usize, align: usize) -> Result<Arc<Piece>> {
+    fn take(self: &Arc<Self>, pages: usize, align: usize) -> Result<Arc<DmPages>> {
         let holder = Holder::current();
         let mut map = self.map.lock();
         let first = holder.take(|bound| map.take(holder, pages, align, bound))?;
-        // Dropping a piece takes the lock.
+        // Dropping pages takes the lock.
         drop(map);
-        let piece = Piece {
+        let taken = DmPages {
             memory: self.clone(),
             holder,
             first,
             pages,
         };
-        // On failure the piece is dropped, which gives its pages back.
-        Ok(Arc::new(piece, GFP_KERNEL_ACCOUNT)?)
+        // On failure they are dropped, which gives them back.
+        Ok(Arc::new(taken, GFP_KERNEL_ACCOUNT)?)
     }
 }
 
 /// Pages of the device's memory; given back when neither object, region nor mapping has them.
-pub(crate) struct Piece {
+pub(crate) struct DmPages {
     memory: Arc<DeviceMemoryPool>,
     holder: Holder,
     first: usize,
     pages: usize,
 }
 
-impl Piece {
+impl DmPages {
     /// Where it starts in the device's memory.
     pub(crate) fn offset(&self) -> u64 {
         (self.first * PAGE_SIZE) as u64
@@ -164,26 +164,26 @@ impl Piece {
     }
 }
 
-impl Drop for Piece {
+impl Drop for DmPages {
     fn drop(&mut self) {
         let mut map = self.memory.map.lock();
         map.give_back(self.holder, self.first, self.pages);
     }
 }
 
-/// The driver's data of a piece of device memory.
+/// The driver's data of device memory that a process has.
 pub(crate) struct FerriteDm {
-    piece: Arc<Piece>,
+    dm_pages: Arc<DmPages>,
     context: UcontextRef<Ferrite>,
     mapping: u64,
     /// As the process asked for.
     length: u64,
 }
 
-/// What a process is told of the piece that it allocates: the offset to map it by, if it asks.
+/// What a process is told of the memory that it allocates: the offset to map it by, if it asks.
 pub(crate) type AllocAttributes<'a> = (Option<Out<'a, u64, { abi::UVERBS_DM_ALLOC_OFFSET }>>,);
 
-/// A process that shares the context of another asks what the maker of a piece was told.
+/// A process that shares the context of another asks what its allocator was told.
 pub(crate) struct QueryDm;
 
 impl Method<Ferrite> for QueryDm {
@@ -203,8 +203,8 @@ impl Method<Ferrite> for QueryDm {
 
 impl FerriteDm {
     /// The pages.
-    pub(crate) fn piece(&self) -> &Arc<Piece> {
-        &self.piece
+    pub(crate) fn dm_pages(&self) -> &Arc<DmPages> {
+        &self.dm_pages
     }
 }
 
@@ -228,19 +228,19 @@ impl DmOps for Ferrite {
             return Err(EINVAL);
         }
         let align = (1usize << attr.log_alignment).div_ceil(PAGE_SIZE);
-        let piece = dev.memory.take(pages, align)?;
-        let (offset, length) = (piece.bar_offset(), piece.length());
+        let dm_pages = dev.memory.take(pages, align)?;
+        let (offset, length) = (dm_pages.bar_offset(), dm_pages.length());
         // What another process left there is not for this one.
         clear_bar(dev.parent().try_into()?, abi::BAR_DOORBELLS, offset, length)?;
         // The mapping keeps the pages until it is gone from the process too.
-        let keep = KBox::new(piece.clone(), GFP_KERNEL_ACCOUNT)?;
-        let range = Part::Memory(&piece).range(dev)?;
+        let keep = KBox::new(dm_pages.clone(), GFP_KERNEL_ACCOUNT)?;
+        let range = Part::Memory(&dm_pages).range(dev)?;
         let mapping = context.map_range_keeping(range, Caching::Uncached, keep)?;
         let told = told_offset
             .map_or(Ok(()), |told| told.write(&mapping))
             .and_then(|()| {
                 new.init(Ok::<_, Error>(FerriteDm {
-                    piece,
+                    dm_pages,
                     context: context.get_ref().ok_or(ENODEV)?,
                     mapping,
                     length: attr.length,
@@ -252,7 +252,7 @@ impl DmOps for Ferrite {
         told
     }
 
-    /// Ends a piece of device memory: it cannot be mapped any more.
+    /// Ends device memory of a process: it cannot be mapped any more.
     fn dealloc_dm(dm: &Dm<Self>) -> Result {
         dm.context.unmap_range(dm.mapping);
         Ok(())
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_do_not_overlap_and_are_used_again() -> Result {
+    fn pages_do_not_overlap_and_are_used_again() -> Result {
         let mut map = PageMap::new(8)?;
         assert_eq!(take(&mut map, 3, 1), Ok(0));
         assert_eq!(take(&mut map, 2, 1), Ok(3));

@@ -31,16 +31,16 @@ pub(crate) struct Said {
     pub(crate) memory_size: u64,
 }
 
-/// A piece of the BAR.
+/// A part of the BAR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Piece {
+pub(crate) struct BarPart {
     /// Where it starts.
     pub(crate) offset: u64,
     /// Its bytes.
     pub(crate) length: u64,
 }
 
-impl Piece {
+impl BarPart {
     /// Where it ends; `None` where that is beyond all numbers.
     fn end(&self) -> Option<u64> {
         self.offset.checked_add(self.length)
@@ -55,10 +55,10 @@ impl Piece {
 /// inside the BAR, and apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DoorbellBar {
-    doorbells: Piece,
+    doorbells: BarPart,
     pages: u32,
     log_stride: u8,
-    memory: Piece,
+    memory: BarPart,
 }
 
 impl DoorbellBar {
@@ -74,16 +74,16 @@ impl DoorbellBar {
         if said.offset % (1 << said.log_stride) != 0 {
             return Err("doorbell pages do not start at a multiple of their stride");
         }
-        let doorbells = Piece {
+        let doorbells = BarPart {
             offset: said.offset,
             // 48 bits at the most.
             length: u64::from(said.pages) << said.log_stride,
         };
-        let inside = |piece: &Piece| piece.end().is_some_and(|end| end <= length);
+        let inside = |part: &BarPart| part.end().is_some_and(|end| end <= length);
         if !inside(&doorbells) {
             return Err("doorbell pages are beyond the end of their BAR");
         }
-        let mut memory = Piece {
+        let mut memory = BarPart {
             offset: said.memory_offset,
             length: said.memory_size,
         };
@@ -113,7 +113,7 @@ impl DoorbellBar {
     }
 
     /// Device memory.
-    pub(crate) fn memory(&self) -> Piece {
+    pub(crate) fn memory(&self) -> BarPart {
         self.memory
     }
 
@@ -203,7 +203,7 @@ mod tests {
         let bar = DoorbellBar::new(&GOOD, 8 * MIB);
         assert!(bar.is_ok_and(|bar| bar.kernel_page() == 0
             && bar.memory()
-                == Piece {
+                == BarPart {
                     offset: 4 * MIB,
                     length: MIB
                 }));

@@ -919,8 +919,8 @@ mod tests {
             move |log_entries: u8, flags: Flags| {
                 tried.set(tried.get() + 1);
                 // Only the last attempt is worth a warning.
-                let quiet = flags == GFP_KERNEL | __GFP_NOWARN;
-                assert_eq!(quiet, log_entries > LEAST_LOG_ENTRIES);
+                let no_warning = flags == GFP_KERNEL | __GFP_NOWARN;
+                assert_eq!(no_warning, log_entries > LEAST_LOG_ENTRIES);
                 if log_entries <= most {
                     Ok(log_entries)
                 } else {

@@ -20,7 +20,7 @@ use crate::{
         Making, //
     },
     device::Ferrite,
-    dm::Piece,
+    dm::DmPages,
     extension,
     kernel_ext::{
         errno,
@@ -419,10 +419,10 @@ enum RegionMemory {
     /// Memory of a process whose pages come and go.
     OnDemand(OnDemand),
     /// Memory of the device.
-    Device { _piece: Arc<Piece>, access: Access },
+    Device { _pages: Arc<DmPages>, access: Access },
     /// Pieces of other regions of a process, whichever the last registration by work request said. The
     /// device knows what they are, and looks at them each time.
-    Pieces { most: u32 },
+    List { most: u32 },
 }
 
 impl RegionMemory {
@@ -434,7 +434,7 @@ impl RegionMemory {
             Self::Device { access, .. } => access.contains(Access::MW_BIND),
             Self::OnDemand(_) => true,
             // Those of the kernel are in its own domains, where nobody makes windows; none is bound to a list.
-            Self::All | Self::Frwr(_) | Self::Pieces { .. } => false,
+            Self::All | Self::Frwr(_) | Self::List { .. } => false,
         }
     }
 
@@ -622,7 +622,7 @@ impl FerriteMr {
     ) -> Result<&'a Mr<Ferrite>> {
         let dev = pd.device();
         let access = device_access(region.access, dev.features())?;
-        let piece = dm.piece().clone();
+        let dm_pages = dm.dm_pages().clone();
         let taken = dev.tags.take(pd.holder())?;
         let tag = taken.get();
         let object = tpt::make(
@@ -634,7 +634,7 @@ impl FerriteMr {
                 flags: abi::REGION_DEVICE_MEMORY,
                 // The core only lets regions be whose addresses count from zero.
                 address: 0,
-                buffer: Buffer::contiguous(piece.offset() + region.offset, region.length),
+                buffer: Buffer::contiguous(dm_pages.offset() + region.offset, region.length),
             },
             tag,
         )?;
@@ -642,7 +642,7 @@ impl FerriteMr {
         new.init(Ok::<_, Error>(Self {
             object: Some(object),
             memory: RegionMemory::Device {
-                _piece: piece,
+                _pages: dm_pages,
                 access: region.access,
             },
             tag: Some(taken),
@@ -656,7 +656,7 @@ impl FerriteMr {
         new: New<'a, kind::Mr, Ferrite>,
         pieces: u32,
     ) -> Result<&'a Mr<Ferrite>> {
-        let memory = RegionMemory::Pieces { most: pieces };
+        let memory = RegionMemory::List { most: pieces };
         Self::allocate_tag(pd, new, TagKind::List, pieces, memory)
     }
 
@@ -868,7 +868,7 @@ impl MrOps for Ferrite {
         }
         match (&mr.memory, &mr.tag) {
             // Work requests gave it others.
-            (RegionMemory::Pieces { .. }, Some(tag)) => tag.note_farthest(),
+            (RegionMemory::List { .. }, Some(tag)) => tag.note_farthest(),
             (_, Some(tag)) => tag.note_latest(Tag(mr.lkey())),
             (_, None) => {}
         }
@@ -897,7 +897,7 @@ impl MrOps for Ferrite {
                 // The same of all regions that have one table of pages.
                 details.large_number(c"table", memory.number())
             }
-            RegionMemory::Pieces { most } => details.number(c"max_pieces", *most),
+            RegionMemory::List { most } => details.number(c"max_pieces", *most),
             RegionMemory::All
             | RegionMemory::Frwr(_)
             | RegionMemory::OnDemand(_)
@@ -1238,7 +1238,7 @@ mod tests {
 
     #[test]
     fn only_what_may_have_windows_or_is_waited_for_waits_for_its_end() {
-        let list = RegionMemory::Pieces { most: 4 };
+        let list = RegionMemory::List { most: 4 };
         assert!(!list.takes_windows() && !list.is_waited_for());
         assert!(!RegionMemory::All.takes_windows() && !RegionMemory::All.is_waited_for());
     }

@@ -2,7 +2,7 @@
 
 //! Memory of the rings that the kernel posts to or polls.
 //!
-//! It is made of pieces that are easily had, however large a ring is; the device finds them by a
+//! It is made of chunks that are easily had, however large a ring is; the device finds them by a
 //! table of pages, as it does those of a process.
 
 use crate::{
@@ -27,19 +27,19 @@ use kernel::{
     prelude::*,
 };
 
-/// Blocks of a piece: eight pages, the most that the page allocator takes for little.
-const PIECE_BLOCKS: usize = 8 * PAGE_SIZE / BLOCK_SIZE;
+/// Blocks of a chunk: eight pages, the most that the page allocator takes for little.
+const CHUNK_BLOCKS: usize = 8 * PAGE_SIZE / BLOCK_SIZE;
 
-/// Where a block is: the piece, and the place in it.
+/// Where a block is: the chunk, and the place in it.
 const fn place(block: usize) -> (usize, usize) {
-    (block / PIECE_BLOCKS, block % PIECE_BLOCKS)
+    (block / CHUNK_BLOCKS, block % CHUNK_BLOCKS)
 }
 
 /// Blocks of memory that driver and device share.
 pub(crate) struct KernelBlocks {
-    // Before the pieces that it leads to.
+    // Before the chunks that it leads to.
     att: Att,
-    pieces: KVVec<Coherent<[Block]>>,
+    chunks: KVVec<Coherent<[Block]>>,
 }
 
 impl Leak for KernelBlocks {
@@ -52,19 +52,19 @@ impl KernelBlocks {
     /// Makes `blocks` blocks of zeroes. Sleeps.
     pub(crate) fn new(dev: &Device<Bound>, blocks: usize) -> Result<Self> {
         let bytes = blocks * BLOCK_SIZE;
-        let mut pieces = KVVec::with_capacity(blocks.div_ceil(PIECE_BLOCKS), GFP_KERNEL)?;
+        let mut chunks = KVVec::with_capacity(blocks.div_ceil(CHUNK_BLOCKS), GFP_KERNEL)?;
         let mut pages = KVVec::with_capacity(bytes.div_ceil(PAGE_SIZE), GFP_KERNEL)?;
-        for first in (0..blocks).step_by(PIECE_BLOCKS) {
-            let count = (blocks - first).min(PIECE_BLOCKS);
-            let piece: Coherent<[Block]> = Coherent::zeroed_slice(dev, count, GFP_KERNEL)?;
-            for offset in (0..piece.size()).step_by(PAGE_SIZE) {
-                pages.push(piece.dma_handle() + offset as u64, GFP_KERNEL)?;
+        for first in (0..blocks).step_by(CHUNK_BLOCKS) {
+            let count = (blocks - first).min(CHUNK_BLOCKS);
+            let chunk: Coherent<[Block]> = Coherent::zeroed_slice(dev, count, GFP_KERNEL)?;
+            for offset in (0..chunk.size()).step_by(PAGE_SIZE) {
+                pages.push(chunk.dma_handle() + offset as u64, GFP_KERNEL)?;
             }
-            pieces.push(piece, GFP_KERNEL)?;
+            chunks.push(chunk, GFP_KERNEL)?;
         }
         Ok(Self {
             att: Att::new(dev, &pages, PAGE_SHIFT as u8, 0, bytes as u64)?,
-            pieces,
+            chunks,
         })
     }
 
@@ -75,37 +75,37 @@ impl KernelBlocks {
 
     #[inline]
     fn find(&self, block: usize) -> Result<(&Coherent<[Block]>, usize)> {
-        let (piece, index) = place(block);
-        Ok((self.pieces.get(piece).ok_or(EINVAL)?, index))
+        let (chunk, index) = place(block);
+        Ok((self.chunks.get(chunk).ok_or(EINVAL)?, index))
     }
 
     /// Reads a block.
     #[inline]
     pub(crate) fn get(&self, block: usize) -> Result<Block> {
-        let (piece, index) = self.find(block)?;
-        Ok(kernel::dma_read!(piece, [try: index]))
+        let (chunk, index) = self.find(block)?;
+        Ok(kernel::dma_read!(chunk, [try: index]))
     }
 
     /// Writes a block.
     #[inline]
     pub(crate) fn put(&self, block: usize, contents: Block) -> Result {
-        let (piece, index) = self.find(block)?;
-        kernel::dma_write!(piece, [try: index], contents);
+        let (chunk, index) = self.find(block)?;
+        kernel::dma_write!(chunk, [try: index], contents);
         Ok(())
     }
 
     /// Reads a word of a block.
     #[inline]
     pub(crate) fn word(&self, block: usize, word: usize) -> Result<u32> {
-        let (piece, index) = self.find(block)?;
-        Ok(kernel::dma_read!(piece, [try: index].words[try: word]))
+        let (chunk, index) = self.find(block)?;
+        Ok(kernel::dma_read!(chunk, [try: index].words[try: word]))
     }
 
     /// Writes a word of a block.
     #[inline]
     pub(crate) fn set_word(&self, block: usize, word: usize, value: u32) -> Result {
-        let (piece, index) = self.find(block)?;
-        kernel::dma_write!(piece, [try: index].words[try: word], value);
+        let (chunk, index) = self.find(block)?;
+        kernel::dma_write!(chunk, [try: index].words[try: word], value);
         Ok(())
     }
 }
@@ -115,15 +115,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_lie_in_the_pieces_one_after_the_other() {
+    fn blocks_lie_in_the_chunks_one_after_the_other() {
         assert_eq!(place(0), (0, 0));
-        assert_eq!(place(PIECE_BLOCKS - 1), (0, PIECE_BLOCKS - 1));
-        assert_eq!(place(PIECE_BLOCKS), (1, 0));
-        assert_eq!(place(3 * PIECE_BLOCKS + 5), (3, 5));
+        assert_eq!(place(CHUNK_BLOCKS - 1), (0, CHUNK_BLOCKS - 1));
+        assert_eq!(place(CHUNK_BLOCKS), (1, 0));
+        assert_eq!(place(3 * CHUNK_BLOCKS + 5), (3, 5));
     }
 
     #[test]
-    fn pieces_are_whole_pages() {
-        assert_eq!(PIECE_BLOCKS * BLOCK_SIZE % PAGE_SIZE, 0);
+    fn chunks_are_whole_pages() {
+        assert_eq!(CHUNK_BLOCKS * BLOCK_SIZE % PAGE_SIZE, 0);
     }
 }

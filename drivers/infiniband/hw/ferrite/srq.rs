@@ -247,11 +247,11 @@ impl FerriteSrq {
         pd: &Pd<Ferrite>,
         mut new: New<'a, kind::Srq, Ferrite>,
         attr: &mut SrqAttr,
-        extended: Option<&XrcSrq<'_, Ferrite>>,
+        xrc: Option<&XrcSrq<'_, Ferrite>>,
         udata: Option<&Udata<'_, Ferrite>>,
     ) -> Result<&'a Srq<Ferrite>> {
         let dev = pd.device();
-        if !dev.has(abi::FEATURE_SRQ) || (extended.is_some() && !dev.has(abi::FEATURE_XRC)) {
+        if !dev.has(abi::FEATURE_SRQ) || (xrc.is_some() && !dev.has(abi::FEATURE_XRC)) {
             return Err(errno::eopnotsupp());
         }
         if attr.max_wr == 0
@@ -279,7 +279,7 @@ impl FerriteSrq {
                 pd: pd.number(),
                 log_entries: geometry.log_entries,
                 log_stride: geometry.log_stride,
-                flags: if extended.is_some() {
+                flags: if xrc.is_some() {
                     abi::SRQ_FLAG_XRC
                 } else {
                     0
@@ -288,15 +288,15 @@ impl FerriteSrq {
                 buffer: place.buffer,
                 ring_offset: geometry.ring_offset,
                 record_offset: geometry.record_offset,
-                xrcd: extended.map_or(0, |extended| extended.xrcd.number()),
-                cqn: extended.map_or(0, |extended| extended.cq.number()),
+                xrcd: xrc.map_or(0, |xrc| xrc.xrcd.number()),
+                cqn: xrc.map_or(0, |xrc| xrc.cq.number()),
             },
             CommandOpcode::DestroySrq,
             srqn,
         )?;
         attr.max_wr = 1 << geometry.log_entries;
         attr.limit = 0;
-        if extended.is_some() {
+        if xrc.is_some() {
             new.set_xrc_srq_num(srqn);
         }
         let srq = new.init(Ok::<_, Error>(Self {
@@ -411,7 +411,7 @@ impl SrqOps for Ferrite {
             if result.is_err() {
                 break;
             }
-            slots.push(wr.id());
+            slots.push(wr.wr_id());
         }
         if slots.producer != before {
             dma_wmb();

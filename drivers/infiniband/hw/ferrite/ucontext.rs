@@ -16,7 +16,7 @@ use crate::{
     },
     device::Ferrite,
     dm::{
-        Piece,
+        DmPages,
         QueryDm, //
     },
     dma_types::Nothing,
@@ -76,7 +76,7 @@ pub(crate) enum Part<'a> {
     /// The doorbells of its queues.
     Doorbells(&'a DoorbellPage),
     /// Memory of the device.
-    Memory(&'a Piece),
+    Memory(&'a DmPages),
 }
 
 impl Part<'_> {
@@ -84,7 +84,7 @@ impl Part<'_> {
     pub(crate) fn range<'a>(&self, dev: &'a Device<Ferrite>) -> Result<IoRange<'a, Ferrite>> {
         let (offset, length) = match self {
             Self::Doorbells(page) => (page.offset(), PAGE_SIZE),
-            Self::Memory(piece) => (piece.bar_offset(), piece.length()),
+            Self::Memory(pages) => (pages.bar_offset(), pages.length()),
         };
         let address = bar_range(dev.parent().try_into()?, abi::BAR_DOORBELLS, offset, length)?;
         // SAFETY: The range is inside a BAR of the device, which is memory. It is a page of doorbells that is for

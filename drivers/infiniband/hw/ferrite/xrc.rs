@@ -24,7 +24,7 @@ use crate::{
 };
 use kernel::prelude::*;
 
-/// The driver's data of a domain of extended reliable connections.
+/// The driver's data of a domain of extended reliable connections (XRC).
 pub(crate) struct FerriteXrcd {
     number: Number,
 }
@@ -62,9 +62,9 @@ impl XrcOps for Ferrite {
         pd: &Pd<Self>,
         new: New<'a, kind::Srq, Self>,
         attr: &mut SrqAttr,
-        extended: &XrcSrq<'_, Self>,
+        xrc: &XrcSrq<'_, Self>,
         udata: Option<&Udata<'_, Self>>,
     ) -> Result<&'a Srq<Self>> {
-        FerriteSrq::create(pd, new, attr, Some(extended), udata)
+        FerriteSrq::create(pd, new, attr, Some(xrc), udata)
     }
 }

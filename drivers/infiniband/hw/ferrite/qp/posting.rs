@@ -134,7 +134,7 @@ impl<S: Copy + Default> WorkRing<S> {
 /// A send work request that the device has.
 #[derive(Clone, Copy)]
 struct SendSlot {
-    id: u64,
+    wr_id: u64,
     /// Zero where no request begins.
     blocks: u8,
     opcode: WcOpcode,
@@ -143,7 +143,7 @@ struct SendSlot {
 impl Default for SendSlot {
     fn default() -> Self {
         Self {
-            id: 0,
+            wr_id: 0,
             blocks: 0,
             opcode: WcOpcode::Send,
         }
@@ -291,7 +291,7 @@ impl FerriteQp {
             rings.memory.put(offset + at, block)
         })?;
         let slot = SendSlot {
-            id: wr.id(),
+            wr_id: wr.wr_id(),
             blocks: blocks as u8,
             opcode,
         };
@@ -330,7 +330,7 @@ impl FerriteQp {
             if result.is_err() {
                 break;
             }
-            rq.push(wr.id(), 1);
+            rq.push(wr.wr_id(), 1);
         }
         if rq.producer != before && rings.publish(RECEIVE_PRODUCER, rq.producer, RECEIVE_WAKE)? {
             hw.doorbells.receive(qp.number());
@@ -351,23 +351,23 @@ impl FerriteQp {
     ) -> Option<Wc<'a, Ferrite>> {
         let rings = qp.rings().ok()?;
         let received = entry.flags & abi::COMPLETION_RECEIVE != 0;
-        let (id, fallback) = if received && entry.flags & abi::COMPLETION_SRQ != 0 {
+        let (wr_id, fallback) = if received && entry.flags & abi::COMPLETION_SRQ != 0 {
             (
                 FerriteSrq::complete(qp.srq()?, entry.index)?,
                 WcOpcode::Recv,
             )
         } else if received {
             let mut rq = rings.rq.lock();
-            let id = rq.outstanding(entry.index)?;
+            let wr_id = rq.outstanding(entry.index)?;
             rq.consume_to(entry.index.wrapping_add(1));
-            (id, WcOpcode::Recv)
+            (wr_id, WcOpcode::Recv)
         } else {
             let slot = rings.sq.lock().complete(entry.index)?;
-            (slot.id, slot.opcode)
+            (slot.wr_id, slot.opcode)
         };
         let mut wc = Wc::new(
             qp,
-            id,
+            wr_id,
             WcOpcode::from_raw(entry.opcode.into()).unwrap_or(fallback),
         );
         wc.status = WcStatus::from_raw(entry.status.into()).unwrap_or(WcStatus::General);
@@ -402,19 +402,19 @@ impl FerriteQp {
             let mut sq = rings.sq.lock();
             let oldest = sq.consumer;
             if let Some(slot) = sq.complete(oldest) {
-                found = Some((slot.id, slot.opcode));
+                found = Some((slot.wr_id, slot.opcode));
             }
         }
         if found.is_none() && qp.recv_cq().is_some_and(|cq| cq.number() == cqn) {
             let mut rq = rings.rq.lock();
             let oldest = rq.consumer;
-            if let Some(id) = rq.outstanding(oldest) {
+            if let Some(wr_id) = rq.outstanding(oldest) {
                 rq.consume_to(oldest.wrapping_add(1));
-                found = Some((id, WcOpcode::Recv));
+                found = Some((wr_id, WcOpcode::Recv));
             }
         }
-        let (id, opcode) = found?;
-        let mut wc = Wc::new(qp, id, opcode);
+        let (wr_id, opcode) = found?;
+        let mut wc = Wc::new(qp, wr_id, opcode);
         wc.status = WcStatus::WorkRequestFlushed;
         Some(wc)
     }
@@ -513,9 +513,9 @@ mod tests {
         Ok(())
     }
 
-    fn request(id: u64, blocks: u8) -> SendSlot {
+    fn request(wr_id: u64, blocks: u8) -> SendSlot {
         SendSlot {
-            id,
+            wr_id,
             blocks,
             opcode: WcOpcode::Send,
         }
@@ -526,7 +526,7 @@ mod tests {
         let mut ring = WorkRing::<SendSlot>::new(8)?;
         // A round of long requests leaves its traces in the slots.
         ring.push(request(1, 5), 5);
-        assert!(ring.complete(0).is_some_and(|slot| slot.id == 1));
+        assert!(ring.complete(0).is_some_and(|slot| slot.wr_id == 1));
         ring.push(request(2, 3), 3);
         ring.push(request(3, 4), 4);
         assert!(ring.has_room(1) && !ring.has_room(2));
@@ -535,7 +535,7 @@ mod tests {
             assert!(ring.complete(index).is_none());
         }
         assert_eq!(ring.used(), 7);
-        assert!(ring.complete(8).is_some_and(|slot| slot.id == 3));
+        assert!(ring.complete(8).is_some_and(|slot| slot.wr_id == 3));
         assert!(ring.complete(5).is_none());
         assert!(ring.has_room(8) && !ring.has_room(9));
         Ok(())
@@ -550,13 +550,13 @@ mod tests {
         }
         assert!(!ring.has_room(1));
         for (index, id) in [(2, 2), (3, 3), (5, 4)] {
-            assert!(ring.complete(index).is_some_and(|slot| slot.id == id));
+            assert!(ring.complete(index).is_some_and(|slot| slot.wr_id == id));
             assert!(ring.complete(index).is_none());
         }
         // All of it can be posted again, and goes on where the device is.
         assert_eq!((ring.used(), ring.producer), (0, 8));
         ring.push(request(2, 1), 1);
-        assert!(ring.complete(8).is_some_and(|slot| slot.id == 2));
+        assert!(ring.complete(8).is_some_and(|slot| slot.wr_id == 2));
         Ok(())
     }
 
@@ -570,12 +570,12 @@ mod tests {
             ring.push(request(id, 3), 3);
             ring.push(request(id + 100, 4), 4);
             assert!(ring.has_room(1) && !ring.has_room(2));
-            assert!(ring.complete(start).is_some_and(|slot| slot.id == id));
+            assert!(ring.complete(start).is_some_and(|slot| slot.wr_id == id));
             assert!(ring.has_room(4) && !ring.has_room(5));
             let second = start.wrapping_add(3);
             assert!(ring
                 .complete(second)
-                .is_some_and(|slot| slot.id == id + 100));
+                .is_some_and(|slot| slot.wr_id == id + 100));
             assert_eq!(ring.used(), 0);
         }
         assert!(ring.producer < 200);
