@@ -529,7 +529,7 @@ impl<'a, D: QpOps> Wc<'a, D> {
             pkey_index: 0,
             sl: 0,
             grh: false,
-            port: 1,
+            port: 0,
             smac: None,
             vlan: None,
             ipv4: None,

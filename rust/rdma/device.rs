@@ -9,14 +9,12 @@ use super::method::Definitions;
 use super::netdev::{Enabling, GidScan, GidTable, Pairing};
 use super::ops::op_if;
 use super::udata::expect_none;
-use super::{
-    netdev, Driver, EthernetPort, Netdev, NetdevEvent, OnDemandAttr, Ops, Rtnl,
-};
+use super::{Driver, EthernetPort, Netdev, NetdevEvent, OnDemandAttr, Ops, Rtnl};
 use crate::bindings;
 use crate::kernel_ext::workqueue::OwnedQueue;
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
-use core::ops::Deref;
+use core::ops::{Deref, RangeInclusive};
 use core::ptr::{self, NonNull};
 use kernel::devres::Devres;
 use kernel::error::{from_result, to_result};
@@ -107,6 +105,12 @@ impl<D: Driver> Device<D> {
         // SAFETY: `&self` keeps the device; the bit may be changed meanwhile, and is read as it was or
         // as it is.
         unsafe { bindings::ib_device::use_cq_dim_raw(self.as_raw()) != 0 }
+    }
+
+    /// The numbers of its ports.
+    pub fn ports(&self) -> RangeInclusive<u32> {
+        // SAFETY: `&self` keeps the device; `Unregistered::new` has set the count, which does not change.
+        1..=unsafe { (*self.as_raw()).phys_port_cnt }
     }
 
     /// The network interface that a port is paired with.
@@ -289,7 +293,7 @@ unsafe extern "C" fn get_dev_fw_str<D: Driver>(dev: *mut bindings::ib_device, te
 ///
 /// `dev` must be a `Device<D>` that is being enabled.
 unsafe extern "C" fn enable_driver<D: Driver>(dev: *mut bindings::ib_device) -> c_int {
-    if Ops::<D>::of().port.is_some() {
+    if Ops::<D>::of().pairing.is_some() {
         // SAFETY: The device is a `Device<D>`, as it has this table; `enable_device_and_get`, which calls
         // this, has a count of it.
         let dev = unsafe { Device::<D>::from_raw(dev) };
@@ -546,7 +550,7 @@ impl<D: Driver> Registration<D> {
         name: Option<&'a CStr>,
     ) -> impl PinInit<Self, Error> + use<'a, D> {
         let dev = unregistered.dev;
-        let paired = Ops::<D>::of().port.is_some();
+        let paired = Ops::<D>::of().pairing.is_some();
         // INVARIANT: Device and notifier are registered by the last initialiser.
         let registered = try_pin_init!(&this in Self {
             dev: unregistered.dev,
@@ -592,12 +596,14 @@ impl<D: Driver> Registration<D> {
             if paired {
                 Rtnl::with(|rtnl| {
                     let known = this.gids.xchg(gids::THERE, Relaxed);
-                    if known == gids::MISSED_PART {
-                        // SAFETY: The device is registered.
-                        unsafe { GidTable::assume_there(dev) }.clear();
-                    }
-                    if known != gids::NONE {
-                        this.update_gids(rtnl);
+                    for port in dev.ports() {
+                        if known == gids::MISSED_PART {
+                            // SAFETY: The device is registered, and the port one of its ports.
+                            unsafe { GidTable::assume_there(dev, port) }.clear();
+                        }
+                        if known != gids::NONE {
+                            this.update_gids(rtnl, port);
+                        }
                     }
                 });
             }
@@ -605,7 +611,7 @@ impl<D: Driver> Registration<D> {
         })
     }
 
-    /// Registers the notifier that pairs the port of `dev` with an interface.
+    /// Registers the notifier that pairs the ports of `dev` with interfaces.
     ///
     /// # Safety
     ///
@@ -624,10 +630,13 @@ impl<D: Driver> Registration<D> {
         };
         // SAFETY: The caller vouches for the memory, which nobody else has yet.
         unsafe { notifier.write(described) };
-        // Makes the core's data of the port: notifier calls, which may come while the device is being
+        // Makes the core's data of the ports: notifier calls, which may come while the device is being
         // registered, must not make it a second time.
-        Rtnl::with(|rtnl| dev.set_netdev(rtnl, netdev::PORT, None))?;
-        // Reports all interfaces that there are, so that the port is paired now.
+        Rtnl::with(|rtnl| {
+            dev.ports()
+                .try_for_each(|port| dev.set_netdev(rtnl, port, None))
+        })?;
+        // Reports all interfaces that there are, so that the ports are paired now.
         // SAFETY: It was described just now. The caller vouches for what its callback uses.
         to_result(unsafe { bindings::register_netdevice_notifier(notifier) })?;
         // The core looks for the GIDs of what is paired by now.
@@ -662,10 +671,10 @@ impl<D: Driver> Registration<D> {
         to_result(ret)
     }
 
-    /// Brings the GIDs in line with a pairing that has changed.
-    fn update_gids(&self, _rtnl: &Rtnl) {
+    /// Brings the GIDs of a port in line with a pairing that has changed.
+    fn update_gids(&self, _rtnl: &Rtnl, port: u32) {
         let dev = self.device();
-        let paired = dev.netdev(netdev::PORT).is_some();
+        let paired = dev.netdev(port).is_some();
         let known = self.gids.load(Relaxed);
         if known != gids::THERE {
             self.gids.store(gids::missed(known, !paired), Relaxed);
@@ -675,8 +684,9 @@ impl<D: Driver> Registration<D> {
         } else {
             // The core removes those of an interface that goes, and hears nothing any more of what
             // is stacked on it.
-            // SAFETY: The state says that there is one, which is so from when the device was registered.
-            unsafe { GidTable::assume_there(dev) }.clear();
+            // SAFETY: The state says that there is one, which is so from when the device was registered; the port
+            // is one of its ports.
+            unsafe { GidTable::assume_there(dev, port) }.clear();
         }
     }
 
@@ -708,10 +718,14 @@ impl<D: Driver> Registration<D> {
             // this returns.
             let rtnl = unsafe { Rtnl::assume_held() };
             // A notifier that is removed is told that all interfaces go.
-            if this.gids.load(Relaxed) != gids::GOING
-                && this.device().follow_netdev(&rtnl, &netdev, event) != Pairing::Keep
-            {
-                this.update_gids(&rtnl);
+            if this.gids.load(Relaxed) == gids::GOING {
+                return 0;
+            }
+            let dev = this.device();
+            for port in dev.ports() {
+                if dev.follow_netdev(&rtnl, port, &netdev, event) != Pairing::Keep {
+                    this.update_gids(&rtnl, port);
+                }
             }
         }
         0
@@ -723,7 +737,7 @@ impl<D: Driver> PinnedDrop for Registration<D> {
     fn drop(mut self: Pin<&mut Self>) {
         // Before the device goes, to which it leads.
         drop(self.as_mut().project().sink.take());
-        if Ops::<D>::of().port.is_some() {
+        if Ops::<D>::of().pairing.is_some() {
             // From now on pairing and GIDs stay as they are: what consumers still send and receive needs
             // them. The core takes both back after its clients are gone. Until then nobody gives up the
             // port's reference to its interface: who removes that waits for the slowest of them.

@@ -175,23 +175,23 @@ impl Drop for Netdev {
     }
 }
 
-/// A port that shares its link with a network interface: port 1 is paired with that interface
-/// whenever it is there, in the namespace of the device.
+/// Ports that share their links with network interfaces: each is paired with its interface whenever that
+/// is there, in the namespace of the device.
 pub trait NetdevOps: GidOps {
-    /// Whether an interface that is registered is the one that port 1 shares its link with.
+    /// Whether an interface that is registered is the one that a port shares its link with.
     ///
     /// Anybody's interfaces are asked about, also those that somebody made up or stacked on another
     /// ([`Netdev::is_hardware`]).
-    fn shares_link(dev: &Device<Self>, rtnl: &Rtnl, netdev: &Netdev) -> bool;
+    fn shares_link(dev: &Device<Self>, rtnl: &Rtnl, port: u32, netdev: &Netdev) -> bool;
 
-    /// Something happened to the interface that the port is paired with. Under RTNL.
-    fn netdev_event(_dev: &Device<Self>, _netdev: &Netdev, _event: NetdevEvent) {}
+    /// Something happened to the interface that a port is paired with. Under RTNL.
+    fn netdev_event(_dev: &Device<Self>, _port: u32, _netdev: &Netdev, _event: NetdevEvent) {}
 }
 
 impl<D: NetdevOps> Ops<D> {
-    /// Has port 1 paired with the network interface that it shares its link with.
+    /// Has each port paired with the network interface that it shares its link with.
     pub const fn with_netdev(mut self) -> Self {
-        self.port = Some(Port {
+        self.pairing = Some(PortPairing {
             shares_link: D::shares_link,
             event: D::netdev_event,
         });
@@ -199,10 +199,10 @@ impl<D: NetdevOps> Ops<D> {
     }
 }
 
-/// What a driver says of its port's interface.
-pub(super) struct Port<D: Driver> {
-    shares_link: fn(&Device<D>, &Rtnl, &Netdev) -> bool,
-    event: fn(&Device<D>, &Netdev, NetdevEvent),
+/// What a driver says of the interfaces of its ports.
+pub(super) struct PortPairing<D: Driver> {
+    shares_link: fn(&Device<D>, &Rtnl, u32, &Netdev) -> bool,
+    event: fn(&Device<D>, u32, &Netdev, NetdevEvent),
 }
 
 /// RTNL is held: interfaces neither come nor go, nor change their namespace.
@@ -275,9 +275,6 @@ impl Pairing {
     }
 }
 
-/// The port that is paired.
-pub(super) const PORT: u32 = 1;
-
 impl<D: Driver> Device<D> {
     /// Whether an interface is in the network namespace of the device.
     fn shares_namespace(&self, netdev: &Netdev) -> bool {
@@ -290,60 +287,65 @@ impl<D: Driver> Device<D> {
         unsafe { bindings::rdma_dev_net(self.as_raw()) }
     }
 
-    /// Whether an interface that is registered is the one that the port shares its link with.
-    fn is_own(&self, rtnl: &Rtnl, netdev: &Netdev) -> bool {
-        let Some(port) = &Ops::<D>::of().port else {
+    /// Whether an interface that is registered is the one that a port shares its link with.
+    fn is_own(&self, rtnl: &Rtnl, port: u32, netdev: &Netdev) -> bool {
+        let Some(pairing) = &Ops::<D>::of().pairing else {
             return false;
         };
-        self.shares_namespace(netdev) && (port.shares_link)(self, rtnl, netdev)
+        self.shares_namespace(netdev) && (pairing.shares_link)(self, rtnl, port, netdev)
     }
 
-    /// Tells the driver what happened to the interface that the port is paired with.
-    fn tell_netdev_event(&self, netdev: &Netdev, event: NetdevEvent) {
-        if let Some(port) = &Ops::<D>::of().port {
-            (port.event)(self, netdev, event);
+    /// Tells the driver what happened to the interface that a port is paired with.
+    fn tell_netdev_event(&self, port: u32, netdev: &Netdev, event: NetdevEvent) {
+        if let Some(pairing) = &Ops::<D>::of().pairing {
+            (pairing.event)(self, port, netdev, event);
         }
     }
 
-    /// Acts on what happened to an interface; returns what became of the pairing.
+    /// Acts for a port on what happened to an interface; returns what became of the pairing.
     ///
     /// Nobody is told anew of the addresses of what is stacked on an interface that is paired: the
     /// caller has them looked for, with [`GidScan`].
     pub(super) fn follow_netdev(
         &self,
         rtnl: &Rtnl,
+        port: u32,
         netdev: &Netdev,
         event: NetdevEvent,
     ) -> Pairing {
-        let paired = self.netdev(PORT).map(|paired| paired == *netdev);
+        let paired = self.netdev(port).map(|paired| paired == *netdev);
         // Not of one that goes: that is told again after its parent has gone.
         let comes = matches!(event, NetdevEvent::Register | NetdevEvent::Up);
-        let own = comes && self.is_own(rtnl, netdev);
+        let own = comes && self.is_own(rtnl, port, netdev);
         let pairing = Pairing::after(event, own, paired);
         // Only running out of memory makes pairing fail; the next event tries again.
         let followed = match pairing {
             Pairing::Keep => paired == Some(true),
-            Pairing::Pair => self.set_netdev(rtnl, PORT, Some(netdev)).is_ok(),
-            Pairing::Part => self.set_netdev(rtnl, PORT, None).is_ok(),
+            Pairing::Pair => self.set_netdev(rtnl, port, Some(netdev)).is_ok(),
+            Pairing::Part => self.set_netdev(rtnl, port, None).is_ok(),
         };
         if followed {
-            self.tell_netdev_event(netdev, event);
+            self.tell_netdev_event(port, netdev, event);
         }
         pairing
     }
 
-    /// Whether GIDs of an interface belong to the port: it is the one that the port is paired with,
+    /// Whether GIDs of an interface belong to a port: it is the one that the port is paired with,
     /// or above that.
     ///
     /// # Safety
     ///
     /// `netdev` must be null or a valid interface.
-    pub(super) unsafe fn takes_gids_of(&self, netdev: *mut bindings::net_device) -> bool {
+    pub(super) unsafe fn takes_gids_of(
+        &self,
+        port: u32,
+        netdev: *mut bindings::net_device,
+    ) -> bool {
         // Ports that are not paired by this module are the driver's matter.
-        if Ops::<D>::of().port.is_none() {
+        if Ops::<D>::of().pairing.is_none() {
             return true;
         }
-        let Some(paired) = self.netdev(PORT) else {
+        let Some(paired) = self.netdev(port) else {
             return false;
         };
         if paired.as_raw() == netdev {
@@ -356,29 +358,32 @@ impl<D: Driver> Device<D> {
     }
 }
 
-/// A device whose port has a GID table.
+/// A port of a device that has a GID table.
 ///
 /// The core makes it before it enables the device, and keeps it until the device is freed.
 ///
 /// # Invariants
 ///
-/// The core has made the GID table of the port.
-pub(super) struct GidTable<'a, D: Driver>(&'a Device<D>);
+/// `port` is one of the device's, and the core has made its GID table.
+pub(super) struct GidTable<'a, D: Driver> {
+    dev: &'a Device<D>,
+    port: u32,
+}
 
 impl<'a, D: Driver> GidTable<'a, D> {
     /// # Safety
     ///
-    /// The device must be registered, or being enabled.
-    pub(super) unsafe fn assume_there(dev: &'a Device<D>) -> Self {
+    /// The device must be registered, or being enabled, and `port` one of its ports.
+    pub(super) unsafe fn assume_there(dev: &'a Device<D>, port: u32) -> Self {
         // INVARIANT: `setup_device` has made it before, and the caller vouches for that.
-        Self(dev)
+        Self { dev, port }
     }
 
     /// The interface that entry `index` belongs to, if it is set. `EINVAL` beyond the end of the table.
     fn netdev_of(&self, index: c_int) -> Result<Option<Netdev>> {
         // SAFETY: By the type invariant the port has a table, which stays until the device is freed. The entry
         // is counted until it is put below.
-        let attr = unsafe { bindings::rdma_get_gid_attr(self.0.as_raw(), PORT, index) };
+        let attr = unsafe { bindings::rdma_get_gid_attr(self.dev.as_raw(), self.port, index) };
         let attr = match from_err_ptr(attr.cast_mut()) {
             Ok(attr) => attr,
             Err(error) if error == EINVAL => return Err(EINVAL),
@@ -403,12 +408,16 @@ impl<'a, D: Driver> GidTable<'a, D> {
         // that of an interface: who adds one now was asked whether it is the port's before that was
         // unpaired, and is seen below, or is refused.
         // SAFETY: By the type invariant the port has a table; no interface is looked at.
-        unsafe { bindings::roce_del_all_netdev_gids(self.0.as_raw(), PORT, ptr::null_mut()) };
+        unsafe { bindings::roce_del_all_netdev_gids(self.dev.as_raw(), self.port, ptr::null_mut()) };
         for index in 0.. {
             match self.netdev_of(index) {
                 // SAFETY: By the type invariant the port has a table. The interface is kept by its count.
                 Ok(Some(netdev)) => unsafe {
-                    bindings::roce_del_all_netdev_gids(self.0.as_raw(), PORT, netdev.as_raw());
+                    bindings::roce_del_all_netdev_gids(
+                        self.dev.as_raw(),
+                        self.port,
+                        netdev.as_raw(),
+                    );
                 },
                 Ok(None) => {}
                 Err(_) => return,
@@ -419,7 +428,7 @@ impl<'a, D: Driver> GidTable<'a, D> {
     /// Looks for the GIDs of the interface that the port is paired with, and of what is stacked on that. Takes RTNL.
     fn rescan(&self) {
         // SAFETY: By the type invariant the port has a table.
-        unsafe { bindings::rdma_roce_rescan_port(self.0.as_raw(), PORT) };
+        unsafe { bindings::rdma_roce_rescan_port(self.dev.as_raw(), self.port) };
     }
 }
 
@@ -428,31 +437,24 @@ impl<'a, D: Driver> GidTable<'a, D> {
 /// # Invariants
 ///
 /// The namespace stays: it is the initial one, or who moves the device has a count of it, and `rdma_dev_exit_net`
-/// moves devices out of one that goes.
-pub(super) struct Enabling<'a, D: Driver> {
-    dev: &'a Device<D>,
-    gids: GidTable<'a, D>,
-}
+/// moves devices out of one that goes. The ports have GID tables.
+pub(super) struct Enabling<'a, D: Driver>(&'a Device<D>);
 
 impl<'a, D: Driver> Enabling<'a, D> {
     /// # Safety
     ///
     /// To be called in the device's `enable_driver`, and used before that returns.
     pub(super) unsafe fn assume(dev: &'a Device<D>) -> Self {
-        // INVARIANT: `enable_device_and_get` is called with a namespace that stays.
-        Self {
-            dev,
-            // SAFETY: The caller vouches that the device is being enabled.
-            gids: unsafe { GidTable::assume_there(dev) },
-        }
+        // INVARIANT: `enable_device_and_get` is called with a namespace that stays, by those who have set the device up.
+        Self(dev)
     }
 
-    /// The interface that the port shares its link with, if there is one.
-    fn find_own(&self, rtnl: &Rtnl) -> Option<Netdev> {
+    /// The interface that a port shares its link with, if there is one.
+    fn find_own(&self, rtnl: &Rtnl, port: u32) -> Option<Netdev> {
         // SAFETY: By the type invariant the namespace stays. With RTNL held an interface in its list stays there.
-        let mut next = unsafe { Netdev::get(bindings::first_net_device(self.dev.namespace())) };
+        let mut next = unsafe { Netdev::get(bindings::first_net_device(self.0.namespace())) };
         while let Some(netdev) = next {
-            if self.dev.is_own(rtnl, &netdev) {
+            if self.0.is_own(rtnl, port, &netdev) {
                 return Some(netdev);
             }
             // SAFETY: With RTNL held both this interface and the next one stay in the list.
@@ -461,11 +463,17 @@ impl<'a, D: Driver> Enabling<'a, D> {
         None
     }
 
-    /// Pairs the port anew where the device has come to another network namespace. Takes RTNL.
+    /// Pairs the ports anew where the device has come to another network namespace. Takes RTNL.
     pub(super) fn follow_namespace(&self) {
-        let dev = self.dev;
+        self.0.ports().for_each(|port| self.follow_by(port));
+    }
+
+    fn follow_by(&self, port: u32) {
+        let dev = self.0;
+        // SAFETY: By the type invariant the device is being enabled; the port is one of its ports.
+        let gids = unsafe { GidTable::assume_there(dev, port) };
         let moved = Rtnl::with(|rtnl| {
-            let paired = dev.netdev(PORT);
+            let paired = dev.netdev(port);
             if paired
                 .as_ref()
                 .is_some_and(|paired| dev.shares_namespace(paired))
@@ -474,14 +482,14 @@ impl<'a, D: Driver> Enabling<'a, D> {
             }
             // The core removes GIDs when interfaces go, and none went. Unpaired first: from then on
             // none is taken.
-            let _ = dev.set_netdev(rtnl, PORT, None);
+            let _ = dev.set_netdev(rtnl, port, None);
             drop(paired);
-            self.gids.clear();
-            let own = self.find_own(rtnl);
-            let set = dev.set_netdev(rtnl, PORT, own.as_ref());
+            gids.clear();
+            let own = self.find_own(rtnl, port);
+            let set = dev.set_netdev(rtnl, port, own.as_ref());
             match own {
                 Some(own) if set.is_ok() => {
-                    dev.tell_netdev_event(&own, NetdevEvent::Register);
+                    dev.tell_netdev_event(port, &own, NetdevEvent::Register);
                     true
                 }
                 _ => false,
@@ -489,17 +497,17 @@ impl<'a, D: Driver> Enabling<'a, D> {
         });
         if moved {
             // No event told the core of the addresses of an interface that was there before.
-            self.gids.rescan();
+            gids.rescan();
         }
     }
 }
 
-/// Looks for the GIDs of a port that was paired: the core adds those of an interface that comes, not
+/// Looks for the GIDs of ports that were paired: the core adds those of an interface that comes, not
 /// those of what was stacked on it before.
 ///
 /// # Invariants
 ///
-/// The device is valid whenever the work item runs, and has a GID table.
+/// The device is registered whenever the work item runs.
 #[pin_data]
 pub(super) struct GidScan<D: Driver> {
     dev: NonNull<Device<D>>,
@@ -535,8 +543,12 @@ impl<D: Driver> WorkItem for GidScan<D> {
     type Pointer = Arc<Self>;
 
     fn run(this: Arc<Self>) {
-        // SAFETY: By the type invariant the device is valid and has a GID table; a worker does not
-        // hold RTNL, which the function takes.
-        unsafe { bindings::rdma_roce_rescan_port(this.dev.as_ptr().cast(), PORT) };
+        // SAFETY: By the type invariant the device is registered, so that it is valid.
+        let dev = unsafe { this.dev.as_ref() };
+        for port in dev.ports() {
+            // A worker does not hold RTNL, which this takes.
+            // SAFETY: By the type invariant the device is registered; the port is one of its ports.
+            unsafe { GidTable::assume_there(dev, port) }.rescan();
+        }
     }
 }

@@ -6,7 +6,7 @@
 //! is about, and so does the function that puts it into the table.
 
 use super::event::Attach;
-use super::netdev::Port;
+use super::netdev::PortPairing;
 use super::{CqOps, Driver, MethodDef, MrOps, PdOps, QpOps};
 use crate::bindings;
 
@@ -27,8 +27,8 @@ pub struct Ops<D: Driver> {
     pub(super) additions: [Option<&'static bindings::uverbs_object_def>; ADDITIONS],
     /// Set where the driver has an [`super::EventSink`]: attaches it.
     pub(super) events: Option<Attach<D>>,
-    /// Set where a port shares its link with a network interface.
-    pub(super) port: Option<Port<D>>,
+    /// Set where ports share their links with network interfaces.
+    pub(super) pairing: Option<PortPairing<D>>,
     /// Commands of processes, as bits, that the core answers besides those that it does for all devices.
     pub(super) commands: u64,
 }
@@ -53,7 +53,7 @@ impl<D: Driver> Ops<D> {
             methods: &[],
             additions: [None; ADDITIONS],
             events: None,
-            port: None,
+            pairing: None,
             commands: 0,
         }
         .with_device()

@@ -139,13 +139,13 @@ unsafe extern "C" fn add_gid<D: GidOps>(
     from_result(|| {
         // SAFETY: `__ib_cache_gid_add` holds the lock of the GID table: the entry is its own, and constant
         // until this returns, with a count of its interface.
-        let (dev, netdev) = unsafe { ((*attr).device, (*attr).ndev) };
+        let (dev, port, netdev) = unsafe { ((*attr).device, (*attr).port_num, (*attr).ndev) };
         // SAFETY: The device is a `Device<D>`, as it has this table; its GID table goes before its data
         // (`ib_cache_cleanup_one`).
         let dev = unsafe { Device::<D>::from_raw(dev) };
         // Who adds it may have asked which interface is the port's before that changed.
         // SAFETY: The entry has a count of the interface, or none.
-        if !unsafe { dev.takes_gids_of(netdev) } {
+        if !unsafe { dev.takes_gids_of(port, netdev) } {
             return Err(ENODEV);
         }
         // SAFETY: The lock of the GID table is held until this returns.
@@ -248,6 +248,10 @@ pub struct PortAttr {
     pub width: u8,
     /// `IB_PORT_*` capabilities beyond [`PortAttr::CM_SUP`].
     pub cap_flags: u32,
+    /// How many virtual lanes it has, as `PortInfo:VLCap` of InfiniBand says it.
+    pub max_vl_num: u8,
+    /// Whether its GIDs are of IP addresses.
+    pub ip_gids: bool,
 }
 
 impl PortAttr {
@@ -272,6 +276,8 @@ impl PortAttr {
             speed: port.speed,
             width: port.width,
             cap_flags: Self::CM_SUP,
+            max_vl_num: 1,
+            ip_gids: true,
         }
     }
 
@@ -298,8 +304,8 @@ impl PortAttr {
         raw.active_speed = self.speed;
         raw.active_width = self.width;
         raw.port_cap_flags = self.cap_flags;
-        raw.max_vl_num = 1;
-        raw.set_ip_gids(1);
+        raw.max_vl_num = self.max_vl_num;
+        raw.set_ip_gids(self.ip_gids.into());
     }
 }
 

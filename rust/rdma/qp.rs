@@ -752,7 +752,7 @@ impl Default for QpValues {
             max_rd_atomic: 0,
             max_dest_rd_atomic: 0,
             min_rnr_timer: 0,
-            port: 1,
+            port: 0,
             timeout: 0,
             retry_count: 0,
             rnr_retry: 0,

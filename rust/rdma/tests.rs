@@ -918,6 +918,23 @@ mod suite {
     }
 
     #[test]
+    fn a_port_is_told_as_its_driver_describes_it() {
+        let told = |attr: PortAttr| {
+            let mut raw: bindings::ib_port_attr = pin_init::zeroed();
+            attr.fill(&mut raw);
+            (raw.max_vl_num, raw.ip_gids())
+        };
+        let roce = PortAttr::ethernet(&EthernetPort::default(), Mtu::Bytes4096, 16);
+        assert_eq!(told(roce), (1, 1));
+        let infiniband = PortAttr {
+            max_vl_num: 4,
+            ip_gids: false,
+            ..roce
+        };
+        assert_eq!(told(infiniband), (4, 0));
+    }
+
+    #[test]
     fn a_path_is_told_as_that_of_the_link_that_it_is_on() {
         let told = |path: Path| {
             let mut raw: bindings::rdma_ah_attr = pin_init::zeroed();

@@ -137,16 +137,16 @@ impl GidOps for Soft {
 }
 
 impl NetdevOps for Soft {
-    fn shares_link(_dev: &Device<Self>, _rtnl: &Rtnl, netdev: &Netdev) -> bool {
+    fn shares_link(_dev: &Device<Self>, _rtnl: &Rtnl, _port: u32, netdev: &Netdev) -> bool {
         netdev.is_hardware()
     }
 
-    fn netdev_event(dev: &Device<Self>, netdev: &Netdev, event: NetdevEvent) {
+    fn netdev_event(dev: &Device<Self>, port: u32, netdev: &Netdev, event: NetdevEvent) {
         if matches!(
             event,
             NetdevEvent::Up | NetdevEvent::Down | NetdevEvent::Change
         ) {
-            dev.report_port(1, netdev.is_up());
+            dev.report_port(port, netdev.is_up());
         }
     }
 }
@@ -375,6 +375,7 @@ impl QpOps for Soft {
         let values = QpValues {
             cap,
             signal_all: attr.signal_all(),
+            port: 1,
             ..QpValues::default()
         };
         let queues = Queues {

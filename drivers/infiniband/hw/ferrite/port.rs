@@ -400,8 +400,8 @@ impl GidOps for Ferrite {
 }
 
 impl NetdevOps for Ferrite {
-    /// Whether an interface is the one that shares the link of the port.
-    fn shares_link(dev: &Device<Self>, rtnl: &Rtnl, netdev: &Netdev) -> bool {
+    /// Whether an interface is the one that shares the link of the port, of which there is one.
+    fn shares_link(dev: &Device<Self>, rtnl: &Rtnl, _port: u32, netdev: &Netdev) -> bool {
         // A function is looked for among all: last, as anybody's interfaces come here.
         netdev.is_hardware()
             && match beside(&dev.identity) {
@@ -414,7 +414,7 @@ impl NetdevOps for Ferrite {
             }
     }
 
-    fn netdev_event(dev: &Device<Self>, netdev: &Netdev, event: NetdevEvent) {
+    fn netdev_event(dev: &Device<Self>, _port: u32, netdev: &Netdev, event: NetdevEvent) {
         if matches!(
             event,
             NetdevEvent::Register | NetdevEvent::Up | NetdevEvent::ChangeMtu

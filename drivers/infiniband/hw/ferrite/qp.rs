@@ -39,7 +39,10 @@ use crate::{
     },
     kernel_ext::errno,
     numbers::Number,
-    port::DEVICE_PORT,
+    port::{
+        DEVICE_PORT,
+        PORT, //
+    },
     qp_event::QpEvents,
     queue::{
         announce,
@@ -270,6 +273,7 @@ impl FerriteQp {
         let values = QpValues {
             cap,
             signal_all: attr.signal_all(),
+            port: PORT,
             ..QpValues::default()
         };
         new.set_number(qpn);
