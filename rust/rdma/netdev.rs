@@ -408,7 +408,9 @@ impl<'a, D: Driver> GidTable<'a, D> {
         // that of an interface: who adds one now was asked whether it is the port's before that was
         // unpaired, and is seen below, or is refused.
         // SAFETY: By the type invariant the port has a table; no interface is looked at.
-        unsafe { bindings::roce_del_all_netdev_gids(self.dev.as_raw(), self.port, ptr::null_mut()) };
+        unsafe {
+            bindings::roce_del_all_netdev_gids(self.dev.as_raw(), self.port, ptr::null_mut())
+        };
         for index in 0.. {
             match self.netdev_of(index) {
                 // SAFETY: By the type invariant the port has a table. The interface is kept by its count.

@@ -29,11 +29,11 @@ pub mod kernel_ext;
 #[path = "../../rust/rdma/mod.rs"]
 pub mod rdma;
 
+use extension::{register_send, ONE_TOUCH, ONE_TOUCH_ACCESS, REGISTER_DRAINS, REGISTER_SEND};
 use rdma::ulp::{
     self, Buffer, Client, Cq, Lease, LocalMemory, Mr, Op, Outcome, Pd, Peer, Qp, QpLimits, Remote,
     Ticket,
 };
-use extension::{register_send, ONE_TOUCH, ONE_TOUCH_ACCESS, REGISTER_DRAINS, REGISTER_SEND};
 use rdma::{Access, Extension, QpState, WcOpcode, WcStatus};
 
 static PASSED: Atomic<u32> = Atomic::new(0);
@@ -192,7 +192,10 @@ fn immediate_data_arrives(pair: &Pair) -> Result {
 
 fn sends_and_receives_have_room_of_their_own(pair: &Pair) -> Result {
     // The peer has nothing to receive them with, so that they stay until the connection ends.
-    let send = || pair.near.send(Op::Send, LocalMemory::Buffer(&pair.source, 0..8));
+    let send = || {
+        pair.near
+            .send(Op::Send, LocalMemory::Buffer(&pair.source, 0..8))
+    };
     for _ in 0..DEPTH {
         send()?;
     }
@@ -296,12 +299,32 @@ fn atomics_are_done_once_and_return_what_was_there(pair: &Pair) -> Result {
     let mr = pair.expose(all_access())?;
     pair.sink.fill(|_| 0);
     for round in 0..10 {
-        good(pair.run(Op::FetchAdd { remote: remote(&mr, 0), add: 3 }, 0..8)?)?;
+        good(pair.run(
+            Op::FetchAdd {
+                remote: remote(&mr, 0),
+                add: 3,
+            },
+            0..8,
+        )?)?;
         check(word(&pair.source) == round * 3)?;
     }
-    good(pair.run(Op::CompareSwap { remote: remote(&mr, 0), compare: 1, swap: 99 }, 0..8)?)?;
+    good(pair.run(
+        Op::CompareSwap {
+            remote: remote(&mr, 0),
+            compare: 1,
+            swap: 99,
+        },
+        0..8,
+    )?)?;
     check(word(&pair.source) == 30 && word(&pair.sink) == 30)?;
-    good(pair.run(Op::CompareSwap { remote: remote(&mr, 0), compare: 30, swap: 99 }, 0..8)?)?;
+    good(pair.run(
+        Op::CompareSwap {
+            remote: remote(&mr, 0),
+            compare: 30,
+            swap: 99,
+        },
+        0..8,
+    )?)?;
     check(word(&pair.source) == 30 && word(&pair.sink) == 99)
 }
 
@@ -334,7 +357,10 @@ fn a_region_may_be_registered_again_under_another_key(pair: &Pair) -> Result {
     stale.rkey = (stale.rkey & !0xff) | (stale.rkey.wrapping_sub(1) & 0xff);
     pair.sink.fill(|_| 0);
     pair.source.fill(|_| 1);
-    expect(pair.run(Op::RdmaWrite(stale), 0..16)?, WcStatus::RemoteAccess)?;
+    expect(
+        pair.run(Op::RdmaWrite(stale), 0..16)?,
+        WcStatus::RemoteAccess,
+    )?;
     check(pair.sink.first_difference(0..BUFFER, |_| 0).is_none())
 }
 
@@ -605,9 +631,12 @@ fn a_failed_registration_drains_and_is_tried_again(pair: &Pair) -> Result {
         let before = pair.near.send(Op::RdmaWrite(remote(&exposed, 0)), before)?;
         let (failing, _kept) = post_failing(pair, cause, &mr)?;
         let behind = [
+            pair.near.send(
+                Op::RdmaWrite(remote(&exposed, 0)),
+                LocalMemory::Region(&mr, 0..4096),
+            )?,
             pair.near
-                .send(Op::RdmaWrite(remote(&exposed, 0)), LocalMemory::Region(&mr, 0..4096))?,
-            pair.near.send(Op::LocalInvalidate(mr.rkey()), LocalMemory::None)?,
+                .send(Op::LocalInvalidate(mr.rkey()), LocalMemory::None)?,
         ];
         // What was before is done, what failed says so, the rest is not done.
         good(before.wait(patience())?)?;
@@ -649,7 +678,9 @@ fn a_failed_registration_drains_and_is_tried_again(pair: &Pair) -> Result {
         pair.near.resume()?;
         check(pair.near.state()? == QpState::Rts)?;
         if matches!(cause, Cause::AlreadyValid) {
-            let mended = pair.near.send(Op::LocalInvalidate(mr.rkey()), LocalMemory::None)?;
+            let mended = pair
+                .near
+                .send(Op::LocalInvalidate(mr.rkey()), LocalMemory::None)?;
             good(mended.wait(patience())?)?;
             mr.renew_key();
         }
@@ -679,7 +710,9 @@ fn an_offer_that_fails_is_not_sent(pair: &Pair) -> Result {
         );
         pair.near.resume()?;
         if matches!(cause, Cause::AlreadyValid) {
-            let mended = pair.near.send(Op::LocalInvalidate(old), LocalMemory::None)?;
+            let mended = pair
+                .near
+                .send(Op::LocalInvalidate(old), LocalMemory::None)?;
             good(mended.wait(patience())?)?;
         }
         mr.renew_key();
@@ -938,7 +971,11 @@ const LIMITS: QpLimits = QpLimits {
 };
 
 /// Runs a test on queue pairs of its own, since some end in error.
-fn with_pair(lease: &Lease, extensions: &'static [Extension], test: impl FnOnce(&Pair) -> Result) -> Result {
+fn with_pair(
+    lease: &Lease,
+    extensions: &'static [Extension],
+    test: impl FnOnce(&Pair) -> Result,
+) -> Result {
     let pd = Pd::new(lease)?;
     let cq = usual_cq(lease)?;
     let pair = Pair::new(lease, &pd, &cq, LIMITS, extensions)?;

@@ -419,7 +419,10 @@ enum RegionMemory {
     /// Memory of a process whose pages come and go.
     OnDemand(OnDemand),
     /// Memory of the device.
-    Device { _pages: Arc<DmPages>, access: Access },
+    Device {
+        _pages: Arc<DmPages>,
+        access: Access,
+    },
     /// Pieces of other regions of a process, whichever the last registration by work request said. The
     /// device knows what they are, and looks at them each time.
     List { most: u32 },

@@ -517,10 +517,7 @@ mod tests {
             (abi::FEATURE_LISTS, 0),
             (register, drains),
             (register | send, drains | both),
-            (
-                register | abi::FEATURE_ONE_TOUCH,
-                drains | touch,
-            ),
+            (register | abi::FEATURE_ONE_TOUCH, drains | touch),
             (u64::MAX, drains | both | touch),
         ] {
             assert_eq!(extensions(features), expected);

@@ -279,11 +279,7 @@ impl FerriteSrq {
                 pd: pd.number(),
                 log_entries: geometry.log_entries,
                 log_stride: geometry.log_stride,
-                flags: if xrc.is_some() {
-                    abi::SRQ_FLAG_XRC
-                } else {
-                    0
-                },
+                flags: if xrc.is_some() { abi::SRQ_FLAG_XRC } else { 0 },
                 doorbell_page: place.doorbell_page,
                 buffer: place.buffer,
                 ring_offset: geometry.ring_offset,
