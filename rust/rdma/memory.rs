@@ -83,6 +83,7 @@ pub trait MrOps: PdOps {
 
 impl<D: MrOps> Ops<D> {
     pub(super) const fn with_mrs(mut self) -> Self {
+        const { check_opcodes(D::REG_MR_OPCODES) };
         self.raw.get_dma_mr = Some(get_dma_mr::<D>);
         self.raw.reg_user_mr = Some(reg_user_mr::<D>);
         self.raw.reg_user_mr_dmabuf = op_if!(D::HAS_REG_USER_MR_DMABUF, reg_user_mr_dmabuf::<D>);
@@ -91,6 +92,16 @@ impl<D: MrOps> Ops<D> {
         self.raw.fill_res_mr_entry = op_if!(D::HAS_DESCRIBE_MR, fill_res_mr::<D>);
         self.raw.fill_stat_mr_entry = op_if!(D::HAS_COUNT_MR, fill_stat_mr::<D>);
         self
+    }
+}
+
+/// Opcodes of the core are requests of the core's form.
+const fn check_opcodes(opcodes: &[u32]) {
+    let mut index = 0;
+    while index < opcodes.len() {
+        assert!(opcodes[index] >= bindings::ib_wr_opcode_IB_WR_RESERVED1);
+        assert!(opcodes[index] <= bindings::ib_wr_opcode_IB_WR_RESERVED10);
+        index += 1;
     }
 }
 
