@@ -298,8 +298,7 @@ pub fn groups() -> Vec<Group> {
             flavour: Flavour::Test,
             load_driver: false,
             options: split::options,
-            // Meant for each run; until it was seen to pass, for the long one.
-            long: true,
+            long: false,
             tests: &[("split", split::TESTS), ("split", split::AFTERWARDS)],
         },
         Group {
