@@ -73,7 +73,7 @@ pub const AFTERWARDS: &[VmTest] = &[VmTest::last("nothing leaks", no_leaks)];
 /// Over Linux's software RoCEv2.
 pub const OVER_RXE: &[VmTest] = &[
     VmTest::new(
-        "over rxe: iperf3 both ways, ssh, files that arrive as they were sent, and two hosts",
+        "iperf3 both ways, ssh, files that arrive as they were sent, and two hosts",
         over_rxe,
     ),
     VmTest::new(
