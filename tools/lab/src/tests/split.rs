@@ -524,7 +524,7 @@ fn flood(host: &Vm, lan: &Vm) -> Result<()> {
 }
 
 /// Frames that a host has received of a flood before something happens.
-const FLOODED: u64 = 500;
+const FLOODED: u64 = 200;
 
 fn end_flood(host: &Vm, lan: &Vm) -> Result<()> {
     for vm in [host, lan] {
