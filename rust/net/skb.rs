@@ -292,8 +292,16 @@ impl Skb {
 
     /// Frees the buffer of a frame that got where it should.
     pub fn consume(self) {
-        // SAFETY: By the type invariant we own a count, which passes to the function.
-        unsafe { bindings::consume_skb(self.into_raw()) }
+        // `consume_skb` is a function only where there are tracepoints.
+        // SAFETY: By the type invariant we own a count, which passes to the function. A buffer may be freed
+        // without a socket.
+        unsafe {
+            bindings::sk_skb_reason_drop(
+                ptr::null_mut(),
+                self.into_raw(),
+                bindings::skb_drop_reason_SKB_CONSUMED,
+            );
+        }
     }
 
     /// Drops the frame, for a reason.

@@ -285,6 +285,23 @@ impl<O: Owner> Live<O> {
     }
 }
 
+/// Where a connection is whose peer wants more pools.
+#[derive(Clone, Copy)]
+struct Standing {
+    is_up: bool,
+    is_ending: bool,
+    /// Pools that it has got because it asked for more.
+    added: Option<usize>,
+}
+
+impl Standing {
+    /// Whether there may be one more. A pool is registered on the data channel, which takes that only when it is connected;
+    /// who asks too early asks again when it is told of the first pools.
+    fn allows_more(self) -> bool {
+        self.is_up && !self.is_ending && self.added.is_some_and(|added| added < MORE_POOLS)
+    }
+}
+
 /// Who uses the queue pairs of one connection.
 pub(super) struct Channel<O: Owner> {
     pub(super) shared: Arc<Shared<O>>,
@@ -428,13 +445,12 @@ impl<O: Owner> Channel<O> {
         match state.endpoint.receive_control(bytes) {
             Ok(Event::Nothing) => {}
             Ok(Event::Wanted { element_size, .. }) => {
-                let has_more = |live: &Live<O>| live.added < MORE_POOLS;
-                // Who asks too early asks again when it is told of the first pools.
-                if state.is_up
-                    && !state.is_ending
-                    && state.live.as_ref().is_some_and(has_more)
-                    && shared.options.more(element_size).is_some()
-                {
+                let standing = Standing {
+                    is_up: state.is_up,
+                    is_ending: state.is_ending,
+                    added: state.live.as_ref().map(|live| live.added),
+                };
+                if standing.allows_more() && shared.options.more(element_size).is_some() {
                     state.wanted = Some(element_size);
                     wakes = true;
                 }
@@ -993,4 +1009,68 @@ impl<O: Owner> State<O> {
 
     /// Requests that are neither frames nor receives, at the most.
     pub(super) const OTHER_REQUESTS: u32 = 2 * (POOLS + MORE_POOLS) as u32;
+}
+
+#[cfg(not(split_no_tests))]
+#[kunit_tests(rust_rdma_split_flow)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_pools_are_for_a_connection_that_is_up() {
+        let up = Standing {
+            is_up: true,
+            is_ending: false,
+            added: Some(0),
+        };
+        assert!(up.allows_more());
+        assert!(!Standing { is_up: false, ..up }.allows_more());
+        assert!(!Standing {
+            is_ending: true,
+            ..up
+        }
+        .allows_more());
+        assert!(!Standing { added: None, ..up }.allows_more());
+        for added in 0..2 * MORE_POOLS {
+            let one = Standing {
+                added: Some(added),
+                ..up
+            };
+            assert_eq!(one.allows_more(), added < MORE_POOLS);
+        }
+    }
+
+    #[test]
+    fn the_first_reason_ends_a_connection() {
+        let options =
+            crate::link::Options::new(crate::protocol::Service::Acknowledged, Variant::Push, 1518);
+        let endpoint = options.endpoint(crate::protocol::Role::Host).unwrap();
+        let mut state = State::<Nobody>::new(endpoint).unwrap();
+        state.fail(Fault::Peer);
+        state.fail(Fault::Lost);
+        assert_eq!(state.fault, Some(Fault::Peer));
+        // Nobody was told to wait, then somebody is, once.
+        assert!(!state.may_write());
+        state.is_starved = true;
+        assert!(state.may_write() && !state.may_write());
+        assert!(state.is_writable);
+    }
+
+    /// An owner that is never called.
+    struct Nobody;
+
+    impl Owner for Nobody {
+        fn frame(&self, _frame: Frame<'_>) {}
+        fn frames_end(&self) {}
+        fn writable(&self) {}
+        fn changed(&self, _is_up: bool) {}
+        fn request(
+            &self,
+            _operation: Operation,
+            _data: &[u8],
+            _answer: &mut [u8; CONFIG_MAX],
+        ) -> Result<usize, Status> {
+            Err(Status::NotSupported)
+        }
+    }
 }

@@ -537,7 +537,7 @@ impl<O: Owner> Drop for Host<O> {
     }
 }
 
-#[cfg(not(rdma_cm_no_tests))]
+#[cfg(not(split_no_tests))]
 #[kunit_tests(rust_rdma_split_link)]
 mod tests {
     use super::*;

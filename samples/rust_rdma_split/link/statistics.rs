@@ -3,7 +3,7 @@
 //! What a link has counted, by name.
 
 use crate::protocol::{Counters, Violation, VIOLATIONS};
-#[cfg(not(rdma_cm_no_tests))]
+#[cfg(not(split_no_tests))]
 use kernel::prelude::*;
 use kernel::sync::atomic::{Atomic, Relaxed};
 
@@ -155,7 +155,7 @@ impl Statistics {
     }
 }
 
-#[cfg(not(rdma_cm_no_tests))]
+#[cfg(not(split_no_tests))]
 #[kunit_tests(rust_rdma_split_statistics)]
 mod tests {
     use super::*;

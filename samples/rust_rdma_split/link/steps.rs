@@ -5,10 +5,10 @@
 //! ```text
 //! host                                                     I/O unit
 //! resolve the address, then the route
-//! connect: Join, its session           ── control ──▶      accept: Join, both sessions
+//! connect: Join, its session           -- control -->      accept: Join, both sessions
 //! start the endpoint
-//! the same again: Join, both sessions  ──  data   ──▶      start the endpoint, accept: Join
-//! register and announce pools          ◀────────────▶      register and announce pools
+//! the same again: Join, both sessions  --  data   -->      start the endpoint, accept: Join
+//! register and announce pools          <------------>      register and announce pools
 //! ```
 //!
 //! Each side starts its endpoint before the other can have anything to say to it, and posts its receives before it connects.
@@ -125,7 +125,7 @@ impl Backoff {
 /// RTNL, which all of the machine wants.
 #[derive(Clone, Copy)]
 pub(super) struct Pace {
-    /// When all that was answered would be through if each had had its pause.
+    /// When all that was answered would be through if each had got its pause.
     through: u64,
 }
 
@@ -933,7 +933,7 @@ impl<O: Owner> Shared<O> {
     }
 }
 
-#[cfg(not(rdma_cm_no_tests))]
+#[cfg(not(split_no_tests))]
 #[kunit_tests(rust_rdma_split_steps)]
 mod tests {
     use super::*;

@@ -104,7 +104,7 @@ impl Stock<Chunk> {
     }
 }
 
-#[cfg(not(rdma_cm_no_tests))]
+#[cfg(not(split_no_tests))]
 #[kunit_tests(rust_rdma_split_stock)]
 mod tests {
     use super::*;

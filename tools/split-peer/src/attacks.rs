@@ -6,9 +6,14 @@ use std::net::Ipv4Addr;
 use ferrite_split::*;
 
 use crate::channel::{Channel, Done};
-use crate::{bytes, join, message, words, Peer, PORT, SESSION};
+use crate::{bytes, join, message, words, Peer, PORT, SESSION, WISH};
 
 const YOURS: u32 = REFERENCE_YOURS;
+
+/// The first pool that a peer has only because it was asked for it: behind one of messages and three of other frames.
+const FIRST_MORE: u32 = 4;
+/// How many of those it has, at the most.
+const MORE_POOLS: usize = 3;
 
 /// Something wrong.
 pub struct Attack {
@@ -18,6 +23,8 @@ pub struct Attack {
     pub name: &'static str,
     /// Who does it, if not both.
     role: Option<Role>,
+    /// It begins with a wish for more pools before there is a data channel.
+    pub is_early: bool,
     /// Does it.
     pub run: fn(&mut Peer) -> Result<(), String>,
 }
@@ -32,8 +39,14 @@ impl Attack {
             counter,
             name,
             role: None,
+            is_early: false,
             run,
         }
+    }
+
+    const fn early(mut self) -> Self {
+        self.is_early = true;
+        self
     }
 
     const fn by(mut self, role: Role) -> Self {
@@ -271,6 +284,26 @@ pub const ATTACKS: &[Attack] = &[
         answer(peer, 9, &[])
     })
     .by(Role::Unit),
+    Attack::new(
+        "replayed",
+        "more pools, wanted too early, in time, and then a message again",
+        |peer| {
+            // What was wanted too early has come to nothing; it is wanted again, as often as there may be more.
+            let is_more = |pool: &PoolEntry| pool.pool >= FIRST_MORE;
+            if peer.pools.iter().any(is_more) {
+                return Err("a pool that was wanted before there was a data channel".into());
+            }
+            for count in 1..=MORE_POOLS {
+                peer.control(Function::BufferRecvPoolGet, &words(&WISH))?;
+                while peer.pools.iter().filter(|pool| is_more(pool)).count() < count {
+                    peer.listen()?;
+                }
+            }
+            peer.raw(&message(2, SESSION, peer.sequence, &words(&WISH)))
+        },
+    )
+    .by(Role::Unit)
+    .early(),
     // What the other's adapter refuses, so that it is as if the wire had gone.
     Attack::new("disconnected", "a write beyond the pool", |peer| {
         let pool = peer.pool(PoolKind::Write)?;

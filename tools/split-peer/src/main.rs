@@ -8,7 +8,7 @@ mod sys;
 
 use std::net::Ipv4Addr;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ferrite_split::*;
 
@@ -18,17 +18,20 @@ use crate::channel::{Channel, Done, Listener, LENT};
 const HELP: &str = "\
 A peer of the split driver that does what it should not.
 
-split-peer host ADDRESS      as a host, to the I/O unit there
-split-peer unit              as an I/O unit, to the host that connects
-split-peer silent ADDRESS    as a host that says nothing any more, until the I/O unit has enough of it
+split-peer host ADDRESS [COUNTER ...]  as a host, to the I/O unit there
+split-peer unit [COUNTER ...]          as an I/O unit, to the host that connects
+split-peer silent ADDRESS              as a host that says nothing any more, until the I/O unit has enough of it
 
-For each attack a line: `ok COUNTER NAME`, where COUNTER is what the other side counts it as, or `not ok ...`.
+For each attack a line: `ok COUNTER NAME (TIME)`, where COUNTER is what the other side counts it as, or `not ok ...`.
+Where counters are named, only what is counted as one of them is done.
 ";
 
 /// Where I/O units listen.
 const PORT: u16 = 18_530;
 /// The session of this side.
 const SESSION: u32 = 0x0bad_0001;
+/// What a peer says that lacks elements of 600 bytes.
+const WISH: [u32; 3] = [1, 600, 0];
 /// How long the other may take.
 const TIME: Duration = Duration::from_secs(20);
 
@@ -91,12 +94,12 @@ impl Peer {
         let theirs = Join::decode(&control.said).ok_or("no answer of an I/O unit")?;
         let greeting = join(Role::Host, ferrite_split::Channel::Data, theirs.session);
         let data = Channel::connect(unit, PORT, &bytes(&greeting))?;
-        Self::new(control, data, theirs.session)
+        Self::new(control, data, theirs.session, 0)
     }
 
-    /// Lets a host connect.
-    fn accept(listener: &Listener) -> Result<Self, String> {
-        let (control, theirs) = loop {
+    /// Lets a host connect; `is_early` is one who wants more pools before there is a data channel.
+    fn accept(listener: &Listener, is_early: bool) -> Result<Self, String> {
+        let (mut control, theirs) = loop {
             let guest = listener.next()?;
             let Some(theirs) = Join::decode(&guest.said) else {
                 continue;
@@ -108,17 +111,23 @@ impl Peer {
             }
         };
         let guest = listener.next()?;
+        let mut sequence = 0;
+        if is_early {
+            sequence += 1;
+            let function = Function::BufferRecvPoolGet.number();
+            control.send(&message(function, SESSION, sequence, &words(&WISH)))?;
+        }
         let answer = join(Role::Unit, ferrite_split::Channel::Data, theirs.session);
         let data = guest.accept(&bytes(&answer))?;
-        Self::new(control, data, theirs.session)
+        Self::new(control, data, theirs.session, sequence)
     }
 
-    fn new(control: Channel, data: Channel, theirs: u32) -> Result<Self, String> {
+    fn new(control: Channel, data: Channel, theirs: u32, sequence: u32) -> Result<Self, String> {
         let mut peer = Self {
             control,
             data,
             theirs,
-            sequence: 0,
+            sequence,
             data_sequence: 0,
             pools: Vec::new(),
             heard: Vec::new(),
@@ -236,8 +245,11 @@ impl Peer {
 }
 
 /// Does one attack on a connection of its own; the other has to end that.
-fn attack(attack: &Attack, connect: impl Fn() -> Result<Peer, String>) -> Result<(), String> {
-    let mut peer = connect()?;
+fn attack(
+    attack: &Attack,
+    connect: impl Fn(&Attack) -> Result<Peer, String>,
+) -> Result<(), String> {
+    let mut peer = connect(attack)?;
     (attack.run)(&mut peer)?;
     match peer.control.is_ended(TIME)? && peer.data.is_ended(TIME)? {
         true => Ok(()),
@@ -245,18 +257,27 @@ fn attack(attack: &Attack, connect: impl Fn() -> Result<Peer, String>) -> Result
     }
 }
 
-fn run_all(role: Role, connect: impl Fn() -> Result<Peer, String>) -> bool {
+/// Whether what is counted as `counter` is to be done: all is where none is named.
+fn is_wanted(counter: &str, named: &[&str]) -> bool {
+    named.is_empty() || named.contains(&counter)
+}
+
+fn run_all(role: Role, named: &[&str], connect: impl Fn(&Attack) -> Result<Peer, String>) -> bool {
     let mut is_well = true;
-    for one in ATTACKS.iter().filter(|one| one.is_by(role)) {
-        is_well &= say(one.counter, one.name, attack(one, &connect));
+    let of_role = ATTACKS.iter().filter(|one| one.is_by(role));
+    for one in of_role.filter(|one| is_wanted(one.counter, named)) {
+        is_well &= say(one.counter, one.name, || attack(one, &connect));
     }
     is_well
 }
 
-fn say(counter: &str, name: &str, result: Result<(), String>) -> bool {
+fn say(counter: &str, name: &str, test: impl FnOnce() -> Result<(), String>) -> bool {
+    let began = Instant::now();
+    let result = test();
+    let took = began.elapsed().as_millis();
     match &result {
-        Ok(()) => println!("ok {counter} {name}"),
-        Err(why) => println!("not ok {counter} {name}: {why}"),
+        Ok(()) => println!("ok {counter} {name} ({took} ms)"),
+        Err(why) => println!("not ok {counter} {name} ({took} ms): {why}"),
     }
     result.is_ok()
 }
@@ -269,17 +290,19 @@ fn dispatch() -> Result<bool, String> {
             .map_err(|_| "no address".to_owned())
     };
     match words[..] {
-        ["host", unit] => {
+        ["host", unit, ref named @ ..] => {
             let unit = address(unit)?;
-            let mut is_well = run_all(Role::Host, || Peer::connect(unit));
-            for one in JOINS {
-                is_well &= say(one.counter, one.name, (one.run)(unit));
+            let mut is_well = run_all(Role::Host, named, |_| Peer::connect(unit));
+            for one in JOINS.iter().filter(|one| is_wanted(one.counter, named)) {
+                is_well &= say(one.counter, one.name, || (one.run)(unit));
             }
             Ok(is_well)
         }
-        ["unit"] => {
+        ["unit", ref named @ ..] => {
             let listener = Listener::new(PORT)?;
-            Ok(run_all(Role::Unit, || Peer::accept(&listener)))
+            Ok(run_all(Role::Unit, named, |one| {
+                Peer::accept(&listener, one.is_early)
+            }))
         }
         ["silent", unit] => {
             let peer = Peer::connect(address(unit)?)?;

@@ -65,21 +65,11 @@ pub(super) const OTHER_ROOMS: &[&str] =
 pub(super) const OUT_OF_TREE: &[(&str, &str)] = &[
     ("Kbuild", "in a kernel tree each folder has a Makefile"),
     (
-        "rust/net/",
-        "networking, which only the sample below uses so far",
+        "samples/rust_rdma_split/Cargo.toml",
+        "the protocol as a crate of user space, for its tests",
     ),
-    (
-        "rust/rdma_cm/",
-        "connections, which only the sample below uses so far",
-    ),
-    (
-        "Kconfig#SAMPLE_RUST_RDMA_SPLIT",
-        "the option of the sample below",
-    ),
-    (
-        "samples/rust_rdma_split/",
-        "a sample with abstractions of networking and connections, for a series of its own",
-    ),
+    ("samples/rust_rdma_split/src/lib.rs", "the root of that"),
+    ("samples/rust_rdma_split/tests/", "its tests"),
 ];
 
 /// Where files are in a kernel tree; the first that fits counts.
@@ -96,12 +86,21 @@ pub(super) const PLACES: &[(&str, &str)] = &[
         "Kconfig#SAMPLE_RUST_RDMA_SOFT",
         "samples/rust/rdma_soft/Kconfig",
     ),
+    (
+        "Kconfig#SAMPLE_RUST_RDMA_SPLIT",
+        "samples/rust/rdma_split/Kconfig",
+    ),
     ("drivers/", "drivers/"),
     ("include/src/abi/", "drivers/infiniband/hw/ferrite/abi/"),
     ("include/uapi/", "include/uapi/"),
     ("rust/", "drivers/infiniband/rust/"),
     ("samples/rust_rdma_loop/", "samples/rust/rdma_loop/"),
     ("samples/rust_rdma_soft/", "samples/rust/rdma_soft/"),
+    (
+        "samples/rust_rdma_split/src/protocol/",
+        "samples/rust/rdma_split/protocol/",
+    ),
+    ("samples/rust_rdma_split/", "samples/rust/rdma_split/"),
     ("tools/patches/tree/", ""),
 ];
 
@@ -178,6 +177,51 @@ pub(super) const REWRITES: &[Rewrite] = &[
         from: "$(addprefix $(src)/, $(rdma-helpers",
         to: "$(addprefix $(rdma-rust)/, $(rdma-helpers",
     },
+    Rewrite {
+        file: "Kconfig#SAMPLE_RUST_RDMA_SPLIT",
+        from: "\tselect NET_DEVLINK\n",
+        to: "",
+    },
+    Rewrite {
+        file: "Kconfig#SAMPLE_RUST_RDMA_SPLIT",
+        from: "\tdepends on RUST && PCI && INFINIBAND && INFINIBAND_ADDR_TRANS && m\n",
+        to: "\tdepends on INFINIBAND_ADDR_TRANS && PCI && m\n\tselect INFINIBAND_RUST\n",
+    },
+    Rewrite {
+        file: "samples/rust_rdma_split/host_main.rs",
+        from: "#[path = \"../../rust/",
+        to: "#[path = \"../../../drivers/infiniband/rust/",
+    },
+    Rewrite {
+        file: "samples/rust_rdma_split/host_main.rs",
+        from: "#[path = \"src/protocol/mod.rs\"]\n",
+        to: "",
+    },
+    Rewrite {
+        file: "samples/rust_rdma_split/host_main.rs",
+        from: "Documentation/split.md",
+        to: "Documentation/infiniband/rdma_split.rst",
+    },
+    Rewrite {
+        file: "samples/rust_rdma_split/unit_main.rs",
+        from: "#[path = \"../../rust/",
+        to: "#[path = \"../../../drivers/infiniband/rust/",
+    },
+    Rewrite {
+        file: "samples/rust_rdma_split/unit_main.rs",
+        from: "#[path = \"src/protocol/mod.rs\"]\n",
+        to: "",
+    },
+    Rewrite {
+        file: "samples/rust_rdma_split/unit_main.rs",
+        from: "Documentation/split.md",
+        to: "Documentation/infiniband/rdma_split.rst",
+    },
+    Rewrite {
+        file: "samples/rust_rdma_split/src/protocol/mod.rs",
+        from: "Documentation/split.md",
+        to: "Documentation/infiniband/rdma_split.rst",
+    },
 ];
 
 pub(super) const CONFIGURED: &[Module] = &[
@@ -207,6 +251,14 @@ pub(super) const CONFIGURED: &[Module] = &[
         makefile: "samples/rust/rdma_soft/Makefile",
         options: &["module SAMPLE_RUST_RDMA_SOFT"],
         goals: &["samples/rust/rdma_soft/rust_rdma_soft.ko"],
+    },
+    Module {
+        makefile: "samples/rust/rdma_split/Makefile",
+        options: &["module SAMPLE_RUST_RDMA_SPLIT"],
+        goals: &[
+            "samples/rust/rdma_split/rust_rdma_split_host.ko",
+            "samples/rust/rdma_split/rust_rdma_split_unit.ko",
+        ],
     },
 ];
 
@@ -285,6 +337,11 @@ Patches are in the order of reading, and the kernel builds after each.
 The abstractions are compiled and tested by a KUnit module that grows
 with them. Modules of rdma, and those of the driver, refer to each
 other; they are compiled from the patch on that adds the last of them.
+
+The last patches, behind the documentation, need none of the driver:
+connections, network devices, and a sample that uses both, a network
+interface at the far end of an RDMA connection. They can be a series of
+their own.
 ";
 
 pub(super) const STEPS: &[Step] = &[
@@ -323,6 +380,7 @@ M:	{author}
 L:	linux-rdma@vger.kernel.org
 L:	rust-for-linux@vger.kernel.org
 S:	Maintained
+F:	Documentation/infiniband/rdma_split.rst
 F:	Documentation/infiniband/rust.rst
 F:	drivers/infiniband/rust/
 F:	samples/rust/rdma_*/
@@ -1003,6 +1061,142 @@ there is to know of the Ferrite adapter and its driver.
                 file: "Documentation/infiniband/index.rst",
                 before: "   sysfs\n",
                 insert: "   rust\n",
+            },
+        ],
+    },
+    Step {
+        subject: "RDMA/rust: Add connections by IP address",
+        body: "\
+Identifiers of the connection manager, for kernel users of RDMA devices:
+resolving, connecting, listening, and queue pairs that go through their
+states with the connection. What happens is told to a handler. What is
+made on a device has a lease of it, for which the end of the identifier
+waits, and so does the removal of the device.
+
+It is a module apart from rdma, so that only who connects needs
+rdma_cm.ko.
+",
+        files: &["rust/rdma_cm/"],
+        edits: &[],
+    },
+    Step {
+        subject: "RDMA/rust: Add socket buffers and Ethernet headers",
+        body: "\
+A socket buffer has one owner, who looks at its bytes, cuts it into
+frames, passes it on or drops it for a reason. Headers are read from
+bytes that were copied.
+
+It is compiled together with network devices, to which it refers. All of
+this is meant for rust/kernel/net, and can go there on its own, through
+the tree of networking.
+",
+        files: &["rust/net/ethernet.rs", "rust/net/skb.rs"],
+        edits: &[],
+    },
+    Step {
+        subject: "RDMA/rust: Add network devices, NAPI and ethtool",
+        body: "\
+A driver of an Ethernet device implements a trait for its data of one
+device, and traits of what the device can do besides: the tables of
+operations have what is implemented. A device is registered with a NAPI
+instance for each of its queues. What needs RTNL is called with a token
+of it.
+",
+        files: &[
+            "rust/net/device.rs",
+            "rust/net/ethtool.rs",
+            "rust/net/napi.rs",
+            "rust/net/ops.rs",
+            "rust/net/rtnl.rs",
+        ],
+        edits: &[],
+    },
+    Step {
+        subject: "RDMA/rust: Add attachments to interfaces of others",
+        body: "\
+Who wants the frames of another interface of the machine, as a bridge or
+macvlan does, attaches to it: a receive handler, addresses and VLANs that
+are wanted, frames to be sent, and what becomes of the interface. It ends
+with the interface, and is over when it is dropped.
+
+With it all of net is compiled, and its tests are.
+",
+        files: &[
+            "rust/net/attachment.rs",
+            "rust/net/mod.rs",
+            "rust/net/tests.rs",
+        ],
+        edits: &[],
+    },
+    Step {
+        subject: "samples: rust: rdma_split: Add the protocol",
+        body: "\
+What the two halves of a network driver say to each other over RDMA:
+layouts, messages, pools of buffers, and the state machine of either
+side, which does no I/O and knows no time of its own. It is compiled from
+the last patch of the sample on, and tested outside of the kernel as
+well, both sides against each other over a channel that loses messages.
+",
+        files: &["samples/rust_rdma_split/src/protocol/"],
+        edits: &[],
+    },
+    Step {
+        subject: "samples: rust: rdma_split: Add the link",
+        body: "\
+The two connections between a host and its I/O unit around that state
+machine: memory, regions, queue pairs, connecting again, and the end,
+after which nothing is left.
+",
+        files: &[
+            "samples/rust_rdma_split/frames.rs",
+            "samples/rust_rdma_split/link/",
+        ],
+        edits: &[],
+    },
+    Step {
+        subject: "samples: rust: rdma_split: Add the interface of a host",
+        body: "\
+A network interface without hardware of its own. Addresses, MTU, groups
+and VLANs that are wanted of it are told to the I/O unit by a work queue:
+nobody waits for a peer with RTNL held.
+",
+        files: &[
+            "samples/rust_rdma_split/host/",
+            "samples/rust_rdma_split/host_main.rs",
+        ],
+        edits: &[],
+    },
+    Step {
+        subject: "samples: rust: rdma_split: Add the I/O unit and build both",
+        body: "\
+Lends an interface of its machine to hosts, each with an address of its
+own, and passes frames between them and the LAN.
+
+With it both modules are compiled. They show kernel users of RDMA devices
+with connections and removal, and network devices, without unsafe code.
+",
+        files: &[
+            "Kconfig#SAMPLE_RUST_RDMA_SPLIT",
+            "samples/rust_rdma_split/unit/",
+            "samples/rust_rdma_split/unit_main.rs",
+            "tools/patches/tree/Documentation/infiniband/rdma_split.rst",
+            "tools/patches/tree/samples/rust/rdma_split/Makefile",
+        ],
+        edits: &[
+            Edit {
+                file: "Documentation/infiniband/index.rst",
+                before: "   rust\n",
+                insert: "   rdma_split\n",
+            },
+            Edit {
+                file: "samples/rust/Kconfig",
+                before: "config SAMPLE_RUST_HOSTPROGS\n",
+                insert: "source \"samples/rust/rdma_split/Kconfig\"\n\n",
+            },
+            Edit {
+                file: "samples/rust/Makefile",
+                before: "\nrust_print-y := ",
+                insert: "obj-$(CONFIG_SAMPLE_RUST_RDMA_SPLIT)\t\t+= rdma_split/\n",
             },
         ],
     },

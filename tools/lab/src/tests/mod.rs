@@ -298,8 +298,7 @@ pub fn groups() -> Vec<Group> {
             flavour: Flavour::Test,
             load_driver: false,
             options: split::options,
-            // Meant for each run; until it was seen to pass, for the long one.
-            long: true,
+            long: false,
             tests: &[("split", split::TESTS), ("split", split::AFTERWARDS)],
         },
         Group {
@@ -308,7 +307,10 @@ pub fn groups() -> Vec<Group> {
             load_driver: false,
             options: split::options,
             long: true,
-            tests: &[("split", split::LONG_TESTS), ("split", split::AFTERWARDS)],
+            tests: &[
+                ("split at length", split::LONG_TESTS),
+                ("split at length", split::AFTERWARDS),
+            ],
         },
         Group {
             name: "split over rxe",
@@ -316,7 +318,7 @@ pub fn groups() -> Vec<Group> {
             load_driver: false,
             options: split::plain_options,
             long: true,
-            tests: &[("split", split::OVER_RXE)],
+            tests: &[("split over rxe", split::OVER_RXE)],
         },
         Group {
             name: "recovery",

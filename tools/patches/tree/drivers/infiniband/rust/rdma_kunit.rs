@@ -4,7 +4,9 @@
 
 pub mod bindings;
 pub mod kernel_ext;
+pub mod net;
 pub mod rdma;
+pub mod rdma_cm;
 
 use kernel::prelude::*;
 
