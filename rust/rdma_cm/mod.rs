@@ -22,7 +22,7 @@ use crate::bindings;
 use crate::kernel_ext::errno::{econnaborted, econnrefused};
 use crate::rdma::consumer::{Cq, Depth, Landlord, Lease, Maker, Pd, Qp, User};
 use crate::rdma::QpType;
-use core::net::SocketAddr;
+use core::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use core::ptr::{self, NonNull};
 use kernel::error::{from_err_ptr, to_result};
 use kernel::new_mutex;
@@ -126,6 +126,32 @@ impl Address {
                 v6.sin6_scope_id = address.scope_id();
                 Self::V6(v6)
             }
+        }
+    }
+
+    /// Reads one; `None` if it is of another family.
+    ///
+    /// # Safety
+    ///
+    /// `raw` has to be valid for reads, and begin with an address of the family that it says.
+    unsafe fn read(raw: *const bindings::__kernel_sockaddr_storage) -> Option<SocketAddr> {
+        // SAFETY: All addresses begin with their family, as this does, and the storage has room for any.
+        let v4 = unsafe { raw.cast::<bindings::sockaddr_in>().read_unaligned() };
+        match u32::from(v4.sin_family) {
+            bindings::AF_INET => {
+                let ip = Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr));
+                Some(SocketAddr::from((ip, u16::from_be(v4.sin_port))))
+            }
+            bindings::AF_INET6 => {
+                // SAFETY: It says that it is one of these; the storage has room for it.
+                let v6 = unsafe { raw.cast::<bindings::sockaddr_in6>().read_unaligned() };
+                // SAFETY: All views of the union are plain data.
+                let ip = Ipv6Addr::from(unsafe { v6.sin6_addr.in6_u.u6_addr8 });
+                let flow = u32::from_be(v6.sin6_flowinfo);
+                let port = u16::from_be(v6.sin6_port);
+                Some(SocketAddrV6::new(ip, port, flow, v6.sin6_scope_id).into())
+            }
+            _ => None,
         }
     }
 
@@ -309,6 +335,22 @@ impl<H: Handler> Id<H> {
         // SAFETY: Taken above.
         unsafe { bindings::rdma_unlock_handler(raw) };
         result
+    }
+
+    /// Binds it to an address of this machine, or to a port of any, before it looks for a peer. `EADDRINUSE` where that is
+    /// somebody else's: it may be bound to another one then. A port below 1024 needs `CAP_NET_BIND_SERVICE`.
+    pub fn bind(&self, address: &SocketAddr) -> Result {
+        let is_any = address.ip().is_unspecified();
+        let mut address = Address::new(address);
+        self.locked(|raw| {
+            // SAFETY: By the type invariant the identifier is ours; the function looks whether it is bound already, and
+            // copies the address.
+            to_result(unsafe { bindings::rdma_bind_addr(raw, address.as_ptr()) })
+        })?;
+        if !is_any {
+            self.inner().is_bound.store(true, Release);
+        }
+        Ok(())
     }
 
     /// Looks for the device and the address that lead to `address`: [`Event::AddrResolved`].
@@ -581,6 +623,13 @@ impl Request<'_> {
         QpType::from_raw(unsafe { (*self.raw.as_ptr()).qp_type })
     }
 
+    /// Where it comes from; `None` where that is no IP address. The port is what the peer's connection manager says.
+    pub fn peer(&self) -> Option<SocketAddr> {
+        // SAFETY: The core's identifier is there until the handler returns, whose lock the core holds; it has filled in the
+        // address of the peer, of which the family is 0 if it has none.
+        unsafe { Address::read(ptr::addr_of!((*self.raw.as_ptr()).route.addr.dst_addr)) }
+    }
+
     /// Refuses, and says something.
     pub fn refuse(self, private_data: &[u8]) {
         // SAFETY: The core's identifier is there until the handler returns.
@@ -759,7 +808,8 @@ impl<A: Acceptor> Drop for Listener<A> {
 mod tests {
     use super::*;
     use crate::kernel_ext::completion::Completion;
-    use core::net::{Ipv4Addr, Ipv6Addr, SocketAddrV4, SocketAddrV6};
+    use crate::kernel_ext::errno::eaddrinuse;
+    use core::net::SocketAddrV4;
     use kernel::time::msecs_to_jiffies;
 
     const CLIENT: &CStr = c"kunit_rdma_cm";
@@ -785,6 +835,47 @@ mod tests {
         let bytes = unsafe { raw.sin6_addr.in6_u.u6_addr8 };
         assert_eq!(bytes, ip.octets());
         assert_eq!(raw.sin6_scope_id, 7);
+        Ok(())
+    }
+
+    #[test]
+    fn addresses_are_read_as_they_are_written() {
+        let v4 = SocketAddrV4::new(Ipv4Addr::new(10, 1, 2, 3), 815);
+        let ip = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0x12, 0x3456);
+        let v6 = SocketAddrV6::new(ip, 815, 9, 7);
+        for address in [SocketAddr::from(v4), v6.into()] {
+            let mut storage: bindings::__kernel_sockaddr_storage = pin_init::zeroed();
+            let to = ptr::from_mut(&mut storage);
+            // SAFETY: The storage has room for an address of any family, and is of plain data.
+            unsafe {
+                match Address::new(&address) {
+                    Address::V4(raw) => to.cast::<bindings::sockaddr_in>().write_unaligned(raw),
+                    Address::V6(raw) => to.cast::<bindings::sockaddr_in6>().write_unaligned(raw),
+                }
+            }
+            // SAFETY: It was written just now.
+            assert_eq!(unsafe { Address::read(&storage) }, Some(address));
+        }
+        let storage: bindings::__kernel_sockaddr_storage = pin_init::zeroed();
+        // SAFETY: It says that it is of no family.
+        assert_eq!(unsafe { Address::read(&storage) }, None);
+    }
+
+    #[test]
+    fn a_port_is_bound_to_once() -> Result {
+        let told = told()?;
+        let at = |port| SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
+        let first = Id::new(CLIENT, QpType::Rc, told.clone())?;
+        first.bind(&at(1001))?;
+        let second = Id::new(CLIENT, QpType::Uc, told.clone())?;
+        assert_eq!(second.bind(&at(1001)).err(), Some(eaddrinuse()));
+        // It may have another.
+        second.bind(&at(1002))?;
+        assert!(second.bind(&at(1003)).is_err());
+        assert_eq!(second.lease().err(), Some(ENODEV));
+        drop(first);
+        let third = Id::new(CLIENT, QpType::Rc, told)?;
+        third.bind(&at(1001))?;
         Ok(())
     }
 
