@@ -25,8 +25,6 @@ split-peer silent ADDRESS    as a host that says nothing any more, until the I/O
 For each attack a line: `ok COUNTER NAME`, where COUNTER is what the other side counts it as, or `not ok ...`.
 ";
 
-/// Where I/O units listen.
-const PORT: u16 = 18_530;
 /// The session of this side.
 const SESSION: u32 = 0x0bad_0001;
 /// How long the other may take.
@@ -87,10 +85,10 @@ impl Peer {
     /// Connects to an I/O unit.
     fn connect(unit: Ipv4Addr) -> Result<Self, String> {
         let greeting = join(Role::Host, ferrite_split::Channel::Control, 0);
-        let control = Channel::connect(unit, PORT, &bytes(&greeting))?;
+        let control = Channel::connect(unit, DEFAULT_PORT, &bytes(&greeting))?;
         let theirs = Join::decode(&control.said).ok_or("no answer of an I/O unit")?;
         let greeting = join(Role::Host, ferrite_split::Channel::Data, theirs.session);
-        let data = Channel::connect(unit, PORT, &bytes(&greeting))?;
+        let data = Channel::connect(unit, DEFAULT_PORT, &bytes(&greeting))?;
         Self::new(control, data, theirs.session)
     }
 
@@ -278,7 +276,7 @@ fn dispatch() -> Result<bool, String> {
             Ok(is_well)
         }
         ["unit"] => {
-            let listener = Listener::new(PORT)?;
+            let listener = Listener::new(DEFAULT_PORT)?;
             Ok(run_all(Role::Unit, || Peer::accept(&listener)))
         }
         ["silent", unit] => {
