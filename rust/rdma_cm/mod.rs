@@ -86,7 +86,26 @@ pub struct Parameters<'a> {
     pub initiator_depth: u8,
 }
 
+/// Numbers of RDMA reads that a peer has asked for, as they are for this side.
+#[derive(Clone, Copy, Debug)]
+struct Reads {
+    responder_resources: u8,
+    initiator_depth: u8,
+}
+
 impl Parameters<'_> {
+    /// The same, with no more reads than a peer can have under way that has asked for so many.
+    fn within(&self, offered: Option<Reads>) -> Self {
+        let Some(offered) = offered else {
+            return *self;
+        };
+        Self {
+            responder_resources: self.responder_resources.min(offered.responder_resources),
+            initiator_depth: self.initiator_depth.min(offered.initiator_depth),
+            ..*self
+        }
+    }
+
     /// With up to 7 retries of what is not acknowledged, and as many as it takes where the peer has no receive posted.
     fn raw(&self) -> Result<bindings::rdma_conn_param> {
         let mut raw: bindings::rdma_conn_param = pin_init::zeroed();
@@ -219,6 +238,8 @@ struct Inner<H> {
     running: Atomic<usize>,
     /// Whether the identifier was dropped by its handler.
     is_dropped: Atomic<bool>,
+    /// What the peer has asked for, if it is one that asked.
+    offered: Option<Reads>,
 }
 
 /// The current task, for comparing only.
@@ -227,7 +248,13 @@ fn current() -> usize {
 }
 
 impl<H> Inner<H> {
-    fn new(handler: Arc<H>, client: &'static CStr, is_bound: bool) -> Result<NonNull<Self>> {
+    /// Of a new identifier, or of a peer's request, whose device it is bound to.
+    fn new(
+        handler: Arc<H>,
+        client: &'static CStr,
+        offered: Option<Reads>,
+    ) -> Result<NonNull<Self>> {
+        let is_bound = offered.is_some();
         let init = try_pin_init!(Self {
             handler,
             client,
@@ -235,6 +262,7 @@ impl<H> Inner<H> {
             landlord <- new_mutex!(None),
             running: Atomic::new(0),
             is_dropped: Atomic::new(false),
+            offered,
         });
         let inner = KBox::pin_init(init, GFP_KERNEL)?;
         // SAFETY: It stays where it is until `free`.
@@ -293,7 +321,7 @@ impl<H: Handler> Id<H> {
     /// Makes an identifier for a connection of this service, in the initial network namespace; `client` names its user
     /// to those who list what a device has.
     pub fn new(client: &'static CStr, qp_type: QpType, handler: Arc<H>) -> Result<Self> {
-        let inner = Inner::new(handler, client, false)?;
+        let inner = Inner::new(handler, client, None)?;
         // SAFETY: The namespace is a static of the kernel; the context is valid until the identifier is destroyed, and
         // of the type that `dispatch` expects; the name is static.
         let made = from_err_ptr(unsafe {
@@ -450,9 +478,10 @@ impl<H: Handler> Id<H> {
         })
     }
 
-    /// Accepts what the peer has asked: [`Event::Established`]. The queue pair can be used from now on.
+    /// Accepts what the peer has asked: [`Event::Established`]. The queue pair can be used from now on. There are no more
+    /// reads under way than the peer has asked for.
     pub fn accept(&self, parameters: &Parameters<'_>) -> Result {
-        let mut parameters = parameters.raw()?;
+        let mut parameters = parameters.within(self.inner().offered).raw()?;
         // Its reference to the device is what accepting takes it for.
         self.lease()?;
         self.locked(|raw| {
@@ -599,6 +628,7 @@ pub struct Request<'a> {
     raw: NonNull<bindings::rdma_cm_id>,
     client: &'static CStr,
     private_data: &'a [u8],
+    offered: Reads,
     /// What becomes of it.
     fate: &'a mut Fate,
 }
@@ -638,7 +668,7 @@ impl Request<'_> {
 
     /// Makes an identifier of it, bound to its device, which is yet to be [accepted](Id::accept), or not.
     pub fn into_id<H: Handler>(self, handler: Arc<H>) -> Result<Id<H>> {
-        let inner = Inner::new(handler, self.client, true)?;
+        let inner = Inner::new(handler, self.client, Some(self.offered))?;
         // SAFETY: Made just now. The handler of this identifier runs, which is the listener's so far.
         unsafe { inner.as_ref() }.running.store(current(), Relaxed);
         let raw = self.raw.as_ptr();
@@ -776,6 +806,12 @@ impl<A: Acceptor> Listener<A> {
         if !is_connected(qp_type) {
             return econnrefused().to_errno();
         }
+        // SAFETY: The caller vouches for the event; `is_connected` has refused those of datagrams.
+        let conn = unsafe { event.param.conn.as_ref() };
+        let offered = Reads {
+            responder_resources: conn.responder_resources,
+            initiator_depth: conn.initiator_depth,
+        };
         let mut fate = Fate::Refused;
         listening.acceptor.request(Request {
             // SAFETY: The caller vouches for the identifier.
@@ -783,6 +819,7 @@ impl<A: Acceptor> Listener<A> {
             client: listening.client,
             // SAFETY: The caller vouches for the event; `is_connected` has refused those of datagrams.
             private_data: unsafe { private_data(event) },
+            offered,
             fate: &mut fate,
         });
         match fate {
@@ -859,6 +896,28 @@ mod tests {
         let storage: bindings::__kernel_sockaddr_storage = pin_init::zeroed();
         // SAFETY: It says that it is of no family.
         assert_eq!(unsafe { Address::read(&storage) }, None);
+    }
+
+    #[test]
+    fn no_more_reads_are_accepted_than_were_asked_for() {
+        let own = Parameters {
+            private_data: b"x",
+            responder_resources: 8,
+            initiator_depth: 8,
+        };
+        let numbers = |offered| {
+            let within = own.within(offered);
+            (within.responder_resources, within.initiator_depth)
+        };
+        assert_eq!(numbers(None), (8, 8));
+        for (responder_resources, initiator_depth) in [(1, 16), (16, 1), (0, 0)] {
+            let offered = Reads {
+                responder_resources,
+                initiator_depth,
+            };
+            let expected = (responder_resources.min(8), initiator_depth.min(8));
+            assert_eq!(numbers(Some(offered)), expected);
+        }
     }
 
     #[test]
