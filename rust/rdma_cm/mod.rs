@@ -366,14 +366,25 @@ impl<H: Handler> Id<H> {
     }
 
     /// Binds it to an address of this machine, or to a port of any, before it looks for a peer. `EADDRINUSE` where that is
-    /// somebody else's: it may be bound to another one then. A port below 1024 needs `CAP_NET_BIND_SERVICE`.
+    /// somebody else's: it may be bound to another one then. A port below 1024 needs `CAP_NET_BIND_SERVICE`. With the scope of
+    /// an address of a link, any address of that link.
     pub fn bind(&self, address: &SocketAddr) -> Result {
         let is_any = address.ip().is_unspecified();
+        let scope = match address {
+            SocketAddr::V6(v6) if is_any => v6.scope_id(),
+            _ => 0,
+        };
         let mut address = Address::new(address);
         self.locked(|raw| {
             // SAFETY: By the type invariant the identifier is ours; the function looks whether it is bound already, and
             // copies the address.
-            to_result(unsafe { bindings::rdma_bind_addr(raw, address.as_ptr()) })
+            to_result(unsafe { bindings::rdma_bind_addr(raw, address.as_ptr()) })?;
+            if scope != 0 {
+                // As the core does for one that is not bound and looks for an address of a link.
+                // SAFETY: By the type invariant the identifier is ours; its handler is locked, and it looks for nobody yet.
+                unsafe { (*raw).route.addr.dev_addr.bound_dev_if = scope as c_int };
+            }
+            Ok::<_, Error>(())
         })?;
         if !is_any {
             self.inner().is_bound.store(true, Release);

@@ -27,7 +27,7 @@ use crate::protocol::{
 use crate::rdma::consumer::{Buffer, Chunk, Cq, Depth, Keep, Lease, Pd, PollContext, Region};
 use crate::rdma::QpType;
 use crate::rdma_cm::{Event, Handler, Id, Parameters};
-use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use core::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use kernel::prelude::*;
 use kernel::sync::Arc;
 use kernel::time::msecs_to_jiffies;
@@ -219,11 +219,14 @@ fn failed(step: &'static str) -> impl FnOnce(Error) -> Fault {
 
 /// Binds an identifier to a port that only the system has, not each user: an I/O unit wants that.
 fn bind<O: Owner>(id: &Id<Events<O>>, peer: &SocketAddr) -> Result {
-    let any: IpAddr = match peer {
-        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    let any = |port| match peer {
+        SocketAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)),
+        SocketAddr::V6(v6) => {
+            // Zero but for addresses of a link.
+            SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, port, 0, v6.scope_id()).into()
+        }
     };
-    let mut ports = HOST_PORTS.map(|port| id.bind(&SocketAddr::new(any, port)));
+    let mut ports = HOST_PORTS.map(|port| id.bind(&any(port)));
     let is_ours = |bound: &Result| *bound != Err(eaddrinuse());
     ports.find(is_ours).unwrap_or(Err(eaddrinuse()))
 }
