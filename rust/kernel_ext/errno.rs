@@ -30,6 +30,8 @@ errno! {
     econnaborted = ECONNABORTED;
     /// Connection refused (`ECONNREFUSED`).
     econnrefused = ECONNREFUSED;
+    /// Address already in use (`EADDRINUSE`).
+    eaddrinuse = EADDRINUSE;
     /// Message too long (`EMSGSIZE`).
     emsgsize = EMSGSIZE;
 }

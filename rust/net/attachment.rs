@@ -11,7 +11,7 @@
 
 use super::{
     EthernetHeader, Frames, InterfaceName, LinkSettings, MacAddress, Rtnl, Skb, Statistics,
-    PROTOCOL_VLAN,
+    VlanTag, PROTOCOL_VLAN,
 };
 use crate::bindings;
 use crate::kernel_ext::errno::enobufs;
@@ -92,16 +92,21 @@ impl Received {
         EthernetHeader::from_bytes(&bytes)
     }
 
-    /// The VLAN it belongs to, if it is tagged.
-    pub fn vlan(&self) -> Option<u16> {
+    /// Its tag, if it has one.
+    pub fn vlan(&self) -> Option<VlanTag> {
         let raw = self.0.as_raw();
         // SAFETY: The buffer is valid. A tag is beside it by now, as the core takes it out of the frame before
         // handlers see that.
-        unsafe { bindings::skb_vlan_tag_present(raw).then(|| bindings::skb_vlan_tag_get_id(raw)) }
+        unsafe {
+            bindings::skb_vlan_tag_present(raw).then(|| {
+                let protocol = u16::from_be(bindings::skb_vlan_proto(raw));
+                VlanTag::new(protocol, bindings::skb_vlan_tag_get_id(raw))
+            })
+        }
     }
 
     /// Another owner of the same bytes.
-    pub fn try_clone(&self) -> Result<Self> {
+    pub fn try_clone(&mut self) -> Result<Self> {
         // INVARIANT: A clone is the same in this.
         self.0.try_clone().map(Self)
     }
@@ -122,7 +127,7 @@ pub enum Want {
     Unicast(MacAddress),
     /// To a group.
     Multicast(MacAddress),
-    /// Of a VLAN.
+    /// Of a VLAN, of which the machine has no interface of its own (`EBUSY`): that would get all frames of it.
     Vlan(u16),
     /// To all groups.
     AllMulticast,
@@ -141,6 +146,15 @@ impl Want {
             let own = unsafe { bindings::netdev_dev_addr(dev).cast::<[u8; 6]>().read() };
             if mac.0 == own {
                 return Err(EEXIST);
+            }
+        }
+        if let Self::Vlan(vlan) = self {
+            let _rcu = rcu::read_lock();
+            // SAFETY: The caller vouches for the interface, and the RCU read lock is held. What is found is not used.
+            let own =
+                unsafe { bindings::__vlan_find_dev_deep_rcu(dev, PROTOCOL_VLAN.to_be(), *vlan) };
+            if !own.is_null() {
+                return Err(EBUSY);
             }
         }
         // SAFETY: The caller vouches for interface and lock.
@@ -568,7 +582,7 @@ impl<U: Upper> Handle<U> {
                 .unwrap_or(Err(ENODEV))
         })?;
         Ok(Wanted {
-            inner: self.inner.clone(),
+            inner: Some(self.inner.clone()),
             want,
         })
     }
@@ -576,7 +590,8 @@ impl<U: Upper> Handle<U> {
 
 /// Frames that an interface receives for somebody, until this is dropped, which takes RTNL.
 pub struct Wanted<U: Upper> {
-    inner: Arc<Inner<U>>,
+    /// `None` once it was given up.
+    inner: Option<Arc<Inner<U>>>,
     want: Want,
 }
 
@@ -585,20 +600,36 @@ impl<U: Upper> Wanted<U> {
     pub fn want(&self) -> Want {
         self.want
     }
+
+    /// Gives up all of these, as dropping them does, but takes RTNL once.
+    pub fn give_up(all: KVec<Self>) {
+        Rtnl::with(|rtnl| {
+            for mut wanted in all {
+                wanted.end(rtnl);
+            }
+        });
+    }
+
+    fn end(&mut self, rtnl: &Rtnl) {
+        let Some(inner) = self.inner.take() else {
+            return;
+        };
+        inner.with(rtnl, |dev| {
+            let mut wants = inner.wants.lock();
+            if let Some(index) = wants.iter().position(|want| *want == self.want) {
+                // SAFETY: The interface stays while RTNL is held; by the type invariant it was added.
+                unsafe { self.want.remove(dev) };
+                // INVARIANT: Removed just now.
+                let _ = wants.remove(index);
+            }
+        });
+    }
 }
 
 impl<U: Upper> Drop for Wanted<U> {
     fn drop(&mut self) {
-        Rtnl::with(|rtnl| {
-            self.inner.with(rtnl, |dev| {
-                let mut wants = self.inner.wants.lock();
-                if let Some(index) = wants.iter().position(|want| *want == self.want) {
-                    // SAFETY: The interface stays while RTNL is held; by the type invariant it was added.
-                    unsafe { self.want.remove(dev) };
-                    // INVARIANT: Removed just now.
-                    let _ = wants.remove(index);
-                }
-            })
-        });
+        if self.inner.is_some() {
+            Rtnl::with(|rtnl| self.end(rtnl));
+        }
     }
 }

@@ -77,5 +77,27 @@ impl EthernetHeader {
 /// `ETH_P_8021Q`: what follows is the tag of a VLAN.
 pub const PROTOCOL_VLAN: u16 = bindings::ETH_P_8021Q as u16;
 
+/// What the tag of a frame says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VlanTag {
+    /// The kind of it: [`PROTOCOL_VLAN`], or [`PROTOCOL_SERVICE_VLAN`].
+    pub protocol: u16,
+    /// The VLAN.
+    pub vlan: u16,
+}
+
+impl VlanTag {
+    /// The tag of this kind with these 16 bits, of which the lower twelve are the VLAN. Above them is the priority.
+    pub const fn new(protocol: u16, bits: u16) -> Self {
+        Self {
+            protocol,
+            vlan: bits & 0xfff,
+        }
+    }
+}
+
+/// `ETH_P_8021AD`: what follows is the tag of a provider, around those of its customers.
+pub const PROTOCOL_SERVICE_VLAN: u16 = bindings::ETH_P_8021AD as u16;
+
 /// Bytes of the tag of a VLAN, which comes between the header of a frame and what is in it.
 pub const VLAN_TAG: usize = 4;

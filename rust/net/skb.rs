@@ -243,8 +243,10 @@ impl Skb {
     }
 
     /// Another owner of the same bytes, which neither can write any more.
-    pub fn try_clone(&self) -> Result<Self> {
-        // SAFETY: By the type invariant the buffer is valid.
+    ///
+    /// The buffer notes that it has a clone: hence by who owns it alone.
+    pub fn try_clone(&mut self) -> Result<Self> {
+        // SAFETY: By the type invariant the buffer is valid, and nobody else looks at it now.
         let raw = unsafe { bindings::skb_clone(self.as_raw(), bindings::GFP_ATOMIC) };
         // INVARIANT: Made just now.
         NonNull::new(raw).map(Self).ok_or(ENOMEM)

@@ -303,7 +303,7 @@ impl Taker {
 }
 
 impl Upper for Taker {
-    fn received(&self, frame: Received) -> Verdict {
+    fn received(&self, mut frame: Received) -> Verdict {
         let header = frame.header();
         if header.protocol != PROTOCOL || header.source != OTHER {
             return Verdict::Pass(frame);
@@ -576,6 +576,17 @@ mod net_tests {
         assert!(becomes(|| seen.promiscuous.load(Acquire) == 1));
         drop(all);
         assert!(becomes(|| seen.promiscuous.load(Acquire) == 0));
+        // Several at once.
+        let mut several = KVec::new();
+        for want in [Want::Unicast(OTHER), Want::Promiscuous, Want::Vlan(VLAN)] {
+            several.push(handle.want(want)?, GFP_KERNEL)?;
+        }
+        assert!(becomes(|| seen.promiscuous.load(Acquire) == 1));
+        assert_eq!(seen.vlans.load(Relaxed), 1);
+        Wanted::give_up(several);
+        assert_eq!(seen.vlans.load(Relaxed), 0);
+        assert!(becomes(|| seen.promiscuous.load(Acquire) == 0));
+        assert!(becomes(|| seen.unicast.load(Acquire) == 0));
         let vlan = handle.want(Want::Vlan(VLAN))?;
         assert_eq!(seen.vlans.load(Relaxed), 1);
         // What is left is taken back with the attachment.

@@ -22,7 +22,7 @@ use crate::bindings;
 use crate::kernel_ext::errno::{econnaborted, econnrefused};
 use crate::rdma::consumer::{Cq, Depth, Landlord, Lease, Maker, Pd, Qp, User};
 use crate::rdma::QpType;
-use core::net::SocketAddr;
+use core::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use core::ptr::{self, NonNull};
 use kernel::error::{from_err_ptr, to_result};
 use kernel::new_mutex;
@@ -86,7 +86,26 @@ pub struct Parameters<'a> {
     pub initiator_depth: u8,
 }
 
+/// Numbers of RDMA reads that a peer has asked for, as they are for this side.
+#[derive(Clone, Copy, Debug)]
+struct Reads {
+    responder_resources: u8,
+    initiator_depth: u8,
+}
+
 impl Parameters<'_> {
+    /// The same, with no more reads than a peer can have under way that has asked for so many.
+    fn within(&self, offered: Option<Reads>) -> Self {
+        let Some(offered) = offered else {
+            return *self;
+        };
+        Self {
+            responder_resources: self.responder_resources.min(offered.responder_resources),
+            initiator_depth: self.initiator_depth.min(offered.initiator_depth),
+            ..*self
+        }
+    }
+
     /// With up to 7 retries of what is not acknowledged, and as many as it takes where the peer has no receive posted.
     fn raw(&self) -> Result<bindings::rdma_conn_param> {
         let mut raw: bindings::rdma_conn_param = pin_init::zeroed();
@@ -126,6 +145,32 @@ impl Address {
                 v6.sin6_scope_id = address.scope_id();
                 Self::V6(v6)
             }
+        }
+    }
+
+    /// Reads one; `None` if it is of another family.
+    ///
+    /// # Safety
+    ///
+    /// `raw` has to be valid for reads, and begin with an address of the family that it says.
+    unsafe fn read(raw: *const bindings::__kernel_sockaddr_storage) -> Option<SocketAddr> {
+        // SAFETY: All addresses begin with their family, as this does, and the storage has room for any.
+        let v4 = unsafe { raw.cast::<bindings::sockaddr_in>().read_unaligned() };
+        match u32::from(v4.sin_family) {
+            bindings::AF_INET => {
+                let ip = Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr));
+                Some(SocketAddr::from((ip, u16::from_be(v4.sin_port))))
+            }
+            bindings::AF_INET6 => {
+                // SAFETY: It says that it is one of these; the storage has room for it.
+                let v6 = unsafe { raw.cast::<bindings::sockaddr_in6>().read_unaligned() };
+                // SAFETY: All views of the union are plain data.
+                let ip = Ipv6Addr::from(unsafe { v6.sin6_addr.in6_u.u6_addr8 });
+                let flow = u32::from_be(v6.sin6_flowinfo);
+                let port = u16::from_be(v6.sin6_port);
+                Some(SocketAddrV6::new(ip, port, flow, v6.sin6_scope_id).into())
+            }
+            _ => None,
         }
     }
 
@@ -193,6 +238,8 @@ struct Inner<H> {
     running: Atomic<usize>,
     /// Whether the identifier was dropped by its handler.
     is_dropped: Atomic<bool>,
+    /// What the peer has asked for, if it is one that asked.
+    offered: Option<Reads>,
 }
 
 /// The current task, for comparing only.
@@ -201,7 +248,13 @@ fn current() -> usize {
 }
 
 impl<H> Inner<H> {
-    fn new(handler: Arc<H>, client: &'static CStr, is_bound: bool) -> Result<NonNull<Self>> {
+    /// Of a new identifier, or of a peer's request, whose device it is bound to.
+    fn new(
+        handler: Arc<H>,
+        client: &'static CStr,
+        offered: Option<Reads>,
+    ) -> Result<NonNull<Self>> {
+        let is_bound = offered.is_some();
         let init = try_pin_init!(Self {
             handler,
             client,
@@ -209,6 +262,7 @@ impl<H> Inner<H> {
             landlord <- new_mutex!(None),
             running: Atomic::new(0),
             is_dropped: Atomic::new(false),
+            offered,
         });
         let inner = KBox::pin_init(init, GFP_KERNEL)?;
         // SAFETY: It stays where it is until `free`.
@@ -267,7 +321,7 @@ impl<H: Handler> Id<H> {
     /// Makes an identifier for a connection of this service, in the initial network namespace; `client` names its user
     /// to those who list what a device has.
     pub fn new(client: &'static CStr, qp_type: QpType, handler: Arc<H>) -> Result<Self> {
-        let inner = Inner::new(handler, client, false)?;
+        let inner = Inner::new(handler, client, None)?;
         // SAFETY: The namespace is a static of the kernel; the context is valid until the identifier is destroyed, and
         // of the type that `dispatch` expects; the name is static.
         let made = from_err_ptr(unsafe {
@@ -309,6 +363,33 @@ impl<H: Handler> Id<H> {
         // SAFETY: Taken above.
         unsafe { bindings::rdma_unlock_handler(raw) };
         result
+    }
+
+    /// Binds it to an address of this machine, or to a port of any, before it looks for a peer. `EADDRINUSE` where that is
+    /// somebody else's: it may be bound to another one then. A port below 1024 needs `CAP_NET_BIND_SERVICE`. With the scope of
+    /// an address of a link, any address of that link.
+    pub fn bind(&self, address: &SocketAddr) -> Result {
+        let is_any = address.ip().is_unspecified();
+        let scope = match address {
+            SocketAddr::V6(v6) if is_any => v6.scope_id(),
+            _ => 0,
+        };
+        let mut address = Address::new(address);
+        self.locked(|raw| {
+            // SAFETY: By the type invariant the identifier is ours; the function looks whether it is bound already, and
+            // copies the address.
+            to_result(unsafe { bindings::rdma_bind_addr(raw, address.as_ptr()) })?;
+            if scope != 0 {
+                // As the core does for one that is not bound and looks for an address of a link.
+                // SAFETY: By the type invariant the identifier is ours; its handler is locked, and it looks for nobody yet.
+                unsafe { (*raw).route.addr.dev_addr.bound_dev_if = scope as c_int };
+            }
+            Ok::<_, Error>(())
+        })?;
+        if !is_any {
+            self.inner().is_bound.store(true, Release);
+        }
+        Ok(())
     }
 
     /// Looks for the device and the address that lead to `address`: [`Event::AddrResolved`].
@@ -408,9 +489,10 @@ impl<H: Handler> Id<H> {
         })
     }
 
-    /// Accepts what the peer has asked: [`Event::Established`]. The queue pair can be used from now on.
+    /// Accepts what the peer has asked: [`Event::Established`]. The queue pair can be used from now on. There are no more
+    /// reads under way than the peer has asked for.
     pub fn accept(&self, parameters: &Parameters<'_>) -> Result {
-        let mut parameters = parameters.raw()?;
+        let mut parameters = parameters.within(self.inner().offered).raw()?;
         // Its reference to the device is what accepting takes it for.
         self.lease()?;
         self.locked(|raw| {
@@ -557,6 +639,7 @@ pub struct Request<'a> {
     raw: NonNull<bindings::rdma_cm_id>,
     client: &'static CStr,
     private_data: &'a [u8],
+    offered: Reads,
     /// What becomes of it.
     fate: &'a mut Fate,
 }
@@ -581,6 +664,13 @@ impl Request<'_> {
         QpType::from_raw(unsafe { (*self.raw.as_ptr()).qp_type })
     }
 
+    /// Where it comes from; `None` where that is no IP address. The port is what the peer's connection manager says.
+    pub fn peer(&self) -> Option<SocketAddr> {
+        // SAFETY: The core's identifier is there until the handler returns, whose lock the core holds; it has filled in the
+        // address of the peer, of which the family is 0 if it has none.
+        unsafe { Address::read(ptr::addr_of!((*self.raw.as_ptr()).route.addr.dst_addr)) }
+    }
+
     /// Refuses, and says something.
     pub fn refuse(self, private_data: &[u8]) {
         // SAFETY: The core's identifier is there until the handler returns.
@@ -589,7 +679,7 @@ impl Request<'_> {
 
     /// Makes an identifier of it, bound to its device, which is yet to be [accepted](Id::accept), or not.
     pub fn into_id<H: Handler>(self, handler: Arc<H>) -> Result<Id<H>> {
-        let inner = Inner::new(handler, self.client, true)?;
+        let inner = Inner::new(handler, self.client, Some(self.offered))?;
         // SAFETY: Made just now. The handler of this identifier runs, which is the listener's so far.
         unsafe { inner.as_ref() }.running.store(current(), Relaxed);
         let raw = self.raw.as_ptr();
@@ -727,6 +817,12 @@ impl<A: Acceptor> Listener<A> {
         if !is_connected(qp_type) {
             return econnrefused().to_errno();
         }
+        // SAFETY: The caller vouches for the event; `is_connected` has refused those of datagrams.
+        let conn = unsafe { event.param.conn.as_ref() };
+        let offered = Reads {
+            responder_resources: conn.responder_resources,
+            initiator_depth: conn.initiator_depth,
+        };
         let mut fate = Fate::Refused;
         listening.acceptor.request(Request {
             // SAFETY: The caller vouches for the identifier.
@@ -734,6 +830,7 @@ impl<A: Acceptor> Listener<A> {
             client: listening.client,
             // SAFETY: The caller vouches for the event; `is_connected` has refused those of datagrams.
             private_data: unsafe { private_data(event) },
+            offered,
             fate: &mut fate,
         });
         match fate {
@@ -759,7 +856,8 @@ impl<A: Acceptor> Drop for Listener<A> {
 mod tests {
     use super::*;
     use crate::kernel_ext::completion::Completion;
-    use core::net::{Ipv4Addr, Ipv6Addr, SocketAddrV4, SocketAddrV6};
+    use crate::kernel_ext::errno::eaddrinuse;
+    use core::net::SocketAddrV4;
     use kernel::time::msecs_to_jiffies;
 
     const CLIENT: &CStr = c"kunit_rdma_cm";
@@ -785,6 +883,69 @@ mod tests {
         let bytes = unsafe { raw.sin6_addr.in6_u.u6_addr8 };
         assert_eq!(bytes, ip.octets());
         assert_eq!(raw.sin6_scope_id, 7);
+        Ok(())
+    }
+
+    #[test]
+    fn addresses_are_read_as_they_are_written() {
+        let v4 = SocketAddrV4::new(Ipv4Addr::new(10, 1, 2, 3), 815);
+        let ip = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0x12, 0x3456);
+        let v6 = SocketAddrV6::new(ip, 815, 9, 7);
+        for address in [SocketAddr::from(v4), v6.into()] {
+            let mut storage: bindings::__kernel_sockaddr_storage = pin_init::zeroed();
+            let to = ptr::from_mut(&mut storage);
+            // SAFETY: The storage has room for an address of any family, and is of plain data.
+            unsafe {
+                match Address::new(&address) {
+                    Address::V4(raw) => to.cast::<bindings::sockaddr_in>().write_unaligned(raw),
+                    Address::V6(raw) => to.cast::<bindings::sockaddr_in6>().write_unaligned(raw),
+                }
+            }
+            // SAFETY: It was written just now.
+            assert_eq!(unsafe { Address::read(&storage) }, Some(address));
+        }
+        let storage: bindings::__kernel_sockaddr_storage = pin_init::zeroed();
+        // SAFETY: It says that it is of no family.
+        assert_eq!(unsafe { Address::read(&storage) }, None);
+    }
+
+    #[test]
+    fn no_more_reads_are_accepted_than_were_asked_for() {
+        let own = Parameters {
+            private_data: b"x",
+            responder_resources: 8,
+            initiator_depth: 8,
+        };
+        let numbers = |offered| {
+            let within = own.within(offered);
+            (within.responder_resources, within.initiator_depth)
+        };
+        assert_eq!(numbers(None), (8, 8));
+        for (responder_resources, initiator_depth) in [(1, 16), (16, 1), (0, 0)] {
+            let offered = Reads {
+                responder_resources,
+                initiator_depth,
+            };
+            let expected = (responder_resources.min(8), initiator_depth.min(8));
+            assert_eq!(numbers(Some(offered)), expected);
+        }
+    }
+
+    #[test]
+    fn a_port_is_bound_to_once() -> Result {
+        let told = told()?;
+        let at = |port| SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
+        let first = Id::new(CLIENT, QpType::Rc, told.clone())?;
+        first.bind(&at(1001))?;
+        let second = Id::new(CLIENT, QpType::Uc, told.clone())?;
+        assert_eq!(second.bind(&at(1001)).err(), Some(eaddrinuse()));
+        // It may have another.
+        second.bind(&at(1002))?;
+        assert!(second.bind(&at(1003)).is_err());
+        assert_eq!(second.lease().err(), Some(ENODEV));
+        drop(first);
+        let third = Id::new(CLIENT, QpType::Rc, told)?;
+        third.bind(&at(1001))?;
         Ok(())
     }
 

@@ -6,9 +6,6 @@ use crate::link::{Frame, Gather};
 use crate::net::{EthernetHeader, Skb, VLAN_TAG};
 use kernel::prelude::*;
 
-/// Where an I/O unit listens if nothing else is said.
-pub const DEFAULT_PORT: u16 = 18_530;
-
 /// What an MTU does not count: the header of a frame, and the tag of a VLAN.
 pub const OVERHEAD: u32 = (EthernetHeader::SIZE + VLAN_TAG) as u32;
 

@@ -28,11 +28,11 @@ pub mod host;
 pub mod link;
 
 use core::net::{IpAddr, SocketAddr};
-use frames::{DEFAULT_PORT, MAX_MTU, OVERHEAD};
+use frames::{MAX_MTU, OVERHEAD};
 use host::Interface;
 use kernel::prelude::*;
 use link::Options;
-use protocol::{Service, Variant};
+use protocol::{Service, Variant, DEFAULT_PORT};
 
 module_string!(server, "Address of the I/O unit: ADDRESS[:PORT]");
 
@@ -74,7 +74,13 @@ impl kernel::Module for HostModule {
             pr_info!("there is no interface without an I/O unit: server=ADDRESS[:PORT]\n");
             return Ok(Self { _interface: None });
         }
-        let address = parse(given).ok_or(EINVAL)?;
+        let Some(address) = parse(given) else {
+            pr_err!(
+                "server={}: not an address with all that it takes to reach it\n",
+                given
+            );
+            return Err(EINVAL);
+        };
         let parameters = module_parameters::service.value();
         let known = Service::from_number(*parameters).ok_or(EINVAL)?;
         let mover = Variant::from_number(*module_parameters::variant.value()).ok_or(EINVAL)?;
@@ -87,12 +93,17 @@ impl kernel::Module for HostModule {
     }
 }
 
-/// An address, with a port or without.
+/// An address, with a port or without. One of a link needs the number of the interface that leads there, and with it the
+/// port: `[fe80::7%2]:815`.
 fn parse(text: &str) -> Option<SocketAddr> {
     let whole = text.parse::<SocketAddr>().ok();
-    whole.or_else(|| {
+    let whole = whole.or_else(|| {
         let address = text.parse::<IpAddr>().ok()?;
         Some(SocketAddr::new(address, DEFAULT_PORT))
+    });
+    whole.filter(|address| match address {
+        SocketAddr::V4(_) => true,
+        SocketAddr::V6(v6) => !v6.ip().is_unicast_link_local() || v6.scope_id() != 0,
     })
 }
 
@@ -109,8 +120,12 @@ mod tests {
         assert_eq!(parse("10.0.0.7:99"), Some(SocketAddr::new(v4, 99)));
         assert_eq!(parse("fd00::7"), Some(SocketAddr::new(v6, DEFAULT_PORT)));
         assert_eq!(parse("[fd00::7]:99"), Some(SocketAddr::new(v6, 99)));
+        let local = parse("[fe80::7%2]:99").map(|address| address.port());
+        assert_eq!(local, Some(99));
         for wrong in [
             "",
+            "fe80::7",
+            "[fe80::7]:99",
             "10.0.0",
             "10.0.0.7:",
             "10.0.0.7:70000",

@@ -29,11 +29,11 @@ pub mod frames;
 pub mod link;
 pub mod unit;
 
-use frames::{DEFAULT_PORT, MAX_MTU, OVERHEAD};
+use frames::{MAX_MTU, OVERHEAD};
 use kernel::debugfs;
 use kernel::prelude::*;
 use link::{Listener, Options, Totals};
-use protocol::{Service, Variant};
+use protocol::{Service, Variant, DEFAULT_PORT};
 use unit::{Hosts, Lent, Unit};
 
 module_string!(lan, "Name of the interface that is lent to hosts");
@@ -46,7 +46,7 @@ module! {
     license: "GPL",
     params: {
         port: u16 {
-            default: 18530,
+            default: 815,
             description: "Where hosts connect to",
         },
         hosts: u32 {
@@ -59,7 +59,11 @@ module! {
         },
         trust: u8 {
             default: 0,
-            description: "1: hosts may take any address that nobody has here, 0: only locally administered ones",
+            description: "1: hosts may take any address that nobody has here, send with others, and have all frames",
+        },
+        insecure: u8 {
+            default: 0,
+            description: "1: also those are hosts that connect from ports of any user (1024 and above)",
         },
         separate_indication: u8 {
             default: 0,
@@ -69,7 +73,7 @@ module! {
 }
 
 // What `module!` takes is a number only.
-const _: () = assert!(DEFAULT_PORT == 18530);
+const _: () = assert!(DEFAULT_PORT == 815);
 
 /// The module: one interface, if it was told which.
 struct UnitModule {
@@ -98,6 +102,7 @@ impl kernel::Module for UnitModule {
         options.threshold = *module_parameters::threshold.value();
         options.separate_indication = *module_parameters::separate_indication.value() != 0;
         options.hosts = most;
+        options.insecure = *module_parameters::insecure.value() != 0;
         let folder = debugfs::Dir::new(c"rust_rdma_split_unit");
         let shown = KBox::pin_init(
             folder.read_only_file(c"hosts", Ok::<_, Error>(lent.hosts())),

@@ -8,7 +8,7 @@ use core::ptr::{self, NonNull};
 use kernel::error::from_err_ptr;
 use kernel::prelude::*;
 use kernel::sync::atomic::{Atomic, Relaxed};
-use kernel::sync::Arc;
+use kernel::sync::{new_mutex, Arc, Mutex};
 
 /// Where completions are handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +28,8 @@ pub struct Cq {
     raw: NonNull<bindings::ib_cq>,
     /// Entries that no queue pair has taken.
     left: Atomic<u32>,
+    // After the queue, which is freed by `drop`, before the fields are: what is in it may still be polled.
+    graveyard: Pin<KBox<Graveyard>>,
     // After the queue, which is freed by `drop`, before the fields are.
     lease: Lease,
 }
@@ -50,6 +52,7 @@ impl Cq {
             PollContext::SoftIrq => bindings::ib_poll_context_IB_POLL_SOFTIRQ,
             PollContext::WorkQueue => bindings::ib_poll_context_IB_POLL_WORKQUEUE,
         };
+        let graveyard = KBox::pin_init(Graveyard::new(), GFP_KERNEL)?;
         // SAFETY: The device is registered for as long as there is a lease, which this has; the name is static.
         let raw = from_err_ptr(unsafe {
             bindings::__ib_alloc_cq_any(
@@ -64,6 +67,7 @@ impl Cq {
         let this = Self {
             raw: NonNull::new(raw).ok_or(ENOMEM)?,
             left,
+            graveyard,
             lease: lease.clone(),
         };
         Ok(Arc::new(this, GFP_KERNEL)?)
@@ -74,9 +78,48 @@ impl Cq {
         self.raw.as_ptr()
     }
 
+    /// Where what its completions refer to waits for its end.
+    pub(super) fn graveyard(&self) -> &Graveyard {
+        &self.graveyard
+    }
+
     /// The lease of its device.
     pub fn lease(&self) -> &Lease {
         &self.lease
+    }
+}
+
+/// What completions of a queue refer to whose queue pair is gone, without having been drained: a device that fails may refuse
+/// even that. It stays until nobody polls the queue.
+#[pin_data]
+pub(super) struct Graveyard {
+    #[pin]
+    buried: Mutex<KVec<Arc<dyn Send + Sync>>>,
+}
+
+impl Graveyard {
+    pub(super) fn new() -> impl PinInit<Self> {
+        pin_init!(Self {
+            buried <- new_mutex!(KVec::new(), "rdma_consumer_graveyard"),
+        })
+    }
+
+    /// Keeps something until the end. May sleep.
+    pub(super) fn bury(&self, what: Arc<dyn Send + Sync>) {
+        let mut buried = self.buried.lock();
+        match buried.reserve(1, GFP_KERNEL) {
+            Ok(()) => {
+                // There is room.
+                let _ = buried.push_within_capacity(what);
+            }
+            // Then for ever: somebody may still look at it.
+            Err(_) => core::mem::forget(what),
+        }
+    }
+
+    #[cfg(all(CONFIG_KUNIT, not(rdma_no_tests)))]
+    pub(super) fn len(&self) -> usize {
+        self.buried.lock().len()
     }
 }
 

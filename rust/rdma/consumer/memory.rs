@@ -378,14 +378,15 @@ impl Region {
         unsafe { ptr::addr_of!((*self.raw.as_ptr()).iova).read_volatile() }
     }
 
-    /// Copies what is there from `offset` on. The peer may write it meanwhile: each byte is one that was there.
+    /// Copies what is there from `offset` on. The peer may write it meanwhile: each byte is one that was there. `EINVAL` for
+    /// a region that peers only read: its memory belongs to those who have its chunks.
     pub fn copy_to(&self, offset: usize, to: &mut [u8]) -> Result {
         let end = offset.checked_add(to.len()).ok_or(EINVAL)?;
-        if end > self.buffer.length {
+        if end > self.buffer.length || !self.access.contains(Access::REMOTE_WRITE) {
             return Err(EINVAL);
         }
-        // SAFETY: The range is within the buffer, which is there for as long as the region. Of a region that is only
-        // read somebody may write a chunk meanwhile, as the peer does with others: the reads are volatile.
+        // SAFETY: The range is within the buffer, which is there for as long as the region. Nobody but the peer writes it,
+        // since there are no chunks of it: the reads are volatile.
         unsafe { copy_shared(self.buffer.cpu.as_ptr().add(offset), to) };
         Ok(())
     }

@@ -6,7 +6,7 @@
 //! is posted. What a request uses goes into that room and is nobody else's until the request is complete: then its
 //! [`User`] gets it back, with how it ended. Dropping a queue pair drains it first.
 
-use super::cq::Room;
+use super::cq::{Graveyard, Room};
 use super::{Chunk, Cq, Pd, Region};
 use crate::bindings;
 use crate::kernel_ext::spinlock::{new_irq_spinlock, IrqSpinLock};
@@ -118,7 +118,8 @@ pub unsafe trait Maker: Send + Sync {
     ///
     /// # Safety
     ///
-    /// `qp` has to be what `create` has returned, with no request under way, and may not be used any more.
+    /// `qp` has to be what `create` has returned, and may not be used any more. What its requests use that are not complete
+    /// has to stay until its completion queues are gone.
     unsafe fn destroy(&self, qp: NonNull<bindings::ib_qp>);
 }
 
@@ -139,11 +140,11 @@ pub struct Depth {
 pub struct Qp<U: User, M: Maker> {
     raw: NonNull<bindings::ib_qp>,
     maker: M,
-    sends: Pin<KBox<Queue<U>>>,
-    recvs: Pin<KBox<Queue<U>>>,
+    sends: Arc<Queue<U>>,
+    recvs: Arc<Queue<U>>,
     lkey: u32,
     pd: Arc<Pd>,
-    _room: Room,
+    room: Room,
 }
 
 // SAFETY: A queue pair belongs to no task.
@@ -160,8 +161,8 @@ impl<U: User, M: Maker> Qp<U, M> {
         // With those that drain it.
         let requests = u64::from(depth.sends) + u64::from(depth.recvs) + 2;
         let room = Room::new(cq, requests)?;
-        let sends = KBox::pin_init(Queue::new(depth.sends, user), GFP_KERNEL)?;
-        let recvs = KBox::pin_init(Queue::new(depth.recvs, user), GFP_KERNEL)?;
+        let sends = Arc::pin_init(Queue::new(depth.sends, user), GFP_KERNEL)?;
+        let recvs = Arc::pin_init(Queue::new(depth.recvs, user), GFP_KERNEL)?;
         let mut attr: bindings::ib_qp_init_attr = pin_init::zeroed();
         attr.send_cq = room.cq().as_raw();
         attr.recv_cq = room.cq().as_raw();
@@ -183,7 +184,7 @@ impl<U: User, M: Maker> Qp<U, M> {
             recvs,
             lkey: pd.local_dma_lkey(),
             pd: pd.clone(),
-            _room: room,
+            room,
         })
     }
 
@@ -360,8 +361,12 @@ impl<U: User, M: Maker> Drop for Qp<U, M> {
         // vouches; both queues have room for the request that drains them, and so has the completion queue. Nobody posts,
         // since nobody else has a reference to this.
         unsafe { bindings::ib_drain_qp(self.raw.as_ptr()) };
-        // SAFETY: By the type invariant the queue pair is the maker's, and destroyed here and nowhere else. It was
-        // drained, so that all requests are complete.
+        // A device that fails may have refused to be drained, which nobody is told.
+        let graveyard = self.room.cq().graveyard();
+        Queue::bury_if_used(&self.sends, graveyard);
+        Queue::bury_if_used(&self.recvs, graveyard);
+        // SAFETY: By the type invariant the queue pair is the maker's, and destroyed here and nowhere else. All requests are
+        // complete, or what they use was buried just now.
         unsafe { self.maker.destroy(self.raw) };
     }
 }
@@ -413,6 +418,16 @@ impl<U: User> Queue<U> {
             slots: Self::slots(count, this)?,
             free <- new_irq_spinlock!(Self::indices(count)?, "rdma_consumer_slots"),
         }? Error)
+    }
+
+    /// Where a request is still under way, the queue and all that its requests use stay until the completion queue goes:
+    /// its completion may be polled at any time. The device does nothing any more once the queue pair is destroyed.
+    fn bury_if_used(this: &Arc<Self>, graveyard: &Graveyard) {
+        // Whoever has taken a slot and not yet given it back is a poll that runs just now, or a request.
+        let is_used = this.free.lock().len() != this.slots.len();
+        if is_used {
+            graveyard.bury(this.clone());
+        }
     }
 
     fn slots(count: u32, queue: NonNull<Self>) -> Result<KVec<Slot<U>>> {
@@ -491,19 +506,22 @@ impl<U: User> Queue<U> {
         // SAFETY: Both views of the union are eight bytes of plain data, and this one was posted.
         let cqe = unsafe { *wc.__bindgen_anon_1.wr_cqe.as_ref() };
         // SAFETY: The caller vouches for a request that was posted with a slot, which begins with what the core hands
-        // back; the queue pair, which owns it, is drained before it drops it.
+        // back; while its index is not in `free` the queue is there, either since the queue pair is, or in the graveyard
+        // of the completion queue, which is there for as long as that is polled.
         let slot = unsafe { &*cqe.cast::<Slot<U>>() };
         // SAFETY: The queue owns the slot, and is pinned.
         let queue = unsafe { slot.queue.as_ref() };
         let outcome = Outcome::of(wc);
+        // Taken before the slot is free: from then on nobody keeps the queue for it.
+        let user = queue.user.clone();
         // SAFETY: The request is complete, so that its slot is ours.
         if let Some(Held { tag, memory }) = unsafe { queue.vacate(slot) } {
-            queue.finish(tag, memory, outcome);
+            Self::finish(&user, tag, memory, outcome);
         }
     }
 
     /// A request is complete, and its slot is free.
-    fn finish(&self, tag: U::Tag, memory: Memory, outcome: Outcome) {
+    fn finish(user: &U, tag: U::Tag, memory: Memory, outcome: Outcome) {
         let is_success = outcome.status == WcStatus::Success;
         match &memory {
             Memory::Chunk(_) => {}
@@ -511,7 +529,7 @@ impl<U: User> Queue<U> {
             // Where it failed the queue pair is in error, and nobody can do anything with it any more.
             Memory::Invalidating(region) => region.settle(!is_success),
         }
-        self.user.completed(Done {
+        user.completed(Done {
             tag,
             memory,
             outcome,
@@ -556,7 +574,7 @@ mod tests {
         let landlord = unsafe { Landlord::new(ptr::null_mut(), c"kunit_qp")? };
         let mut chunks = Buffer::for_tests(&landlord, 24)?.cut(8)?;
         let user = Arc::new(Sum(Atomic::new(0)), GFP_KERNEL)?;
-        let queue = KBox::pin_init(Queue::new(2, &user), GFP_KERNEL)?;
+        let queue = Arc::pin_init(Queue::new(2, &user), GFP_KERNEL)?;
         let mut cqes = [ptr::null_mut(); 2];
         for (tag, at) in [(1, 0), (10, 1)] {
             let chunk = chunks.pop().ok_or(EINVAL)?;
@@ -604,7 +622,7 @@ mod tests {
         let landlord = unsafe { Landlord::new(ptr::null_mut(), c"kunit_qp")? };
         let mut chunks = Buffer::for_tests(&landlord, 8)?.cut(8)?;
         let user = Arc::new(Sum(Atomic::new(0)), GFP_KERNEL)?;
-        let queue = KBox::pin_init(Queue::new(1, &user), GFP_KERNEL)?;
+        let queue = Arc::pin_init(Queue::new(1, &user), GFP_KERNEL)?;
         let chunk = chunks.pop().ok_or(EINVAL)?;
         assert!(queue
             .post(1, Memory::Chunk(chunk), Ok(()), |_, ()| 0)
@@ -614,6 +632,40 @@ mod tests {
         // Waits for the memory, which would stay otherwise.
         drop(landlord);
         assert_eq!(user.0.load(Relaxed), 0);
+        Ok(())
+    }
+
+    #[test]
+    fn what_was_not_drained_stays_until_nobody_polls() -> Result {
+        // SAFETY: Nobody looks at the device.
+        let landlord = unsafe { Landlord::new(ptr::null_mut(), c"kunit_qp")? };
+        let mut chunks = Buffer::for_tests(&landlord, 16)?.cut(8)?;
+        let user = Arc::new(Sum(Atomic::new(0)), GFP_KERNEL)?;
+        let graveyard = KBox::pin_init(Graveyard::new(), GFP_KERNEL)?;
+        let mut late = ptr::null_mut();
+        for is_late in [false, true] {
+            let queue = Arc::pin_init(Queue::new(1, &user), GFP_KERNEL)?;
+            let chunk = chunks.pop().ok_or(EINVAL)?;
+            let posted = queue.post(1, Memory::Chunk(chunk), Ok(()), |cqe, ()| {
+                late = cqe;
+                0
+            });
+            assert!(posted.is_ok());
+            if !is_late {
+                report(late, WcStatus::Success);
+            }
+            // As the queue pair does when it goes.
+            Queue::bury_if_used(&queue, &graveyard);
+            assert_eq!(graveyard.len(), usize::from(is_late));
+        }
+        assert_eq!(user.0.load(Relaxed), 1);
+        report(late, WcStatus::WorkRequestFlushed);
+        assert_eq!(user.0.load(Relaxed), 1 + 1000);
+        drop(graveyard);
+        drop(chunks);
+        // Waits for the memory, which would stay otherwise.
+        drop(landlord);
+        assert!(Arc::into_unique_or_drop(user).is_some());
         Ok(())
     }
 }

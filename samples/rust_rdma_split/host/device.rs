@@ -96,7 +96,7 @@ pub struct Split {
     pub(super) standing: Mutex<Standing>,
     /// What the I/O unit makes this machine say.
     #[pin]
-    said: RateLimit,
+    pub(super) said: RateLimit,
 }
 
 impl Split {

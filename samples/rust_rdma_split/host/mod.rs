@@ -83,8 +83,7 @@ pub struct Wire {
 impl Owner for Wire {
     fn frame(&self, frame: Frame<'_>) {
         let dev = &self.dev;
-        let waiting = dev.arrived.len();
-        let skb = if !dev.is_running() || waiting >= BACKLOG {
+        let skb = if !dev.is_running() || dev.arrived.len() >= BACKLOG {
             Err(ENOSPC)
         } else {
             Skb::for_device(dev, frame.len()).and_then(|skb| copy_frame(&frame, skb))
@@ -94,8 +93,8 @@ impl Owner for Wire {
             return;
         };
         dev.arrived.push(skb);
-        if waiting == 0 {
-            // Also where no batch ends any more.
+        // After it is there: whoever took all before does not come again for it. Also where no batch ends any more.
+        if dev.arrived.len() <= 1 {
             dev.poll_soon();
         }
     }
@@ -113,9 +112,13 @@ impl Owner for Wire {
     fn changed(&self, is_up: bool) {
         let dev = &self.dev;
         dev.connection_changed();
-        if !is_up {
+        // An I/O unit may come and go as often as it likes.
+        let is_said = dev
+            .said
+            .allows(c"rust_rdma_split_host: an I/O unit that comes and goes");
+        if is_said && !is_up {
             pr_info!("{}: the I/O unit is gone\n", dev.name());
-        } else {
+        } else if is_said {
             pr_info!("{}: connected to the I/O unit\n", dev.name());
         }
         self.agent.kick();

@@ -26,8 +26,8 @@ const NEWS: usize = 16;
 pub(super) enum Fault {
     /// The peer did what it should not, which its endpoint has counted.
     Peer,
-    /// It was never there.
-    Failed,
+    /// It was never there: at what it failed, and why.
+    Failed(&'static str, Error),
     /// It is lost, or the peer has ended it.
     Lost,
     /// The device goes.
@@ -407,7 +407,7 @@ impl<O: Owner> Channel<O> {
                         offer.address = region.iova();
                         offer.key = region.rkey();
                         if state.endpoint.announce(*offer).is_err() {
-                            state.fail(Fault::Failed);
+                            state.fail(Fault::Failed("announcing a pool", EINVAL));
                         }
                     }
                     state.pump(&shared.traffic);
@@ -813,6 +813,11 @@ impl<O: Owner> Shared<O> {
                 live.put_room(Memory::Chunk(chunk));
                 state.is_starved = true;
                 state.pump(&self.traffic);
+                let wakes = state.fault.is_some();
+                drop(guard);
+                if wakes {
+                    self.wake();
+                }
                 return Err(unsent);
             }
         };
@@ -832,7 +837,13 @@ impl<O: Owner> Shared<O> {
                 self.traffic.dropped_error.add();
                 return Err(Unsent::Empty);
             }
-            return state.post(transfer, chunk, length, &self.traffic);
+            let posted = state.post(transfer, chunk, length, &self.traffic);
+            let wakes = state.fault.is_some();
+            drop(guard);
+            if wakes {
+                self.wake();
+            }
+            return posted;
         };
         live.put_room(Memory::Chunk(chunk));
         let fill = live

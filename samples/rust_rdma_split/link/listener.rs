@@ -2,9 +2,11 @@
 
 //! The I/O unit's side: waiting for hosts.
 
-use super::steps::{new_session, Events};
+use super::steps::{join, new_session, Events, Pace};
 use super::{Link, Options, Owner, Queues, Shared, Statistics, CLIENT};
-use crate::protocol::{Channel, Join, Layout, Role, Service, Variant, Violation, JOIN_MAGIC};
+use crate::protocol::{
+    Channel, Join, Layout, Role, Service, Variant, Violation, JOIN_MAGIC, UNPRIVILEGED_PORT,
+};
 use crate::rdma::QpType;
 use crate::rdma_cm::{self, Acceptor, Request};
 use core::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -12,6 +14,10 @@ use kernel::fmt;
 use kernel::new_mutex;
 use kernel::prelude::*;
 use kernel::sync::{Arc, Mutex};
+use kernel::time::{Instant, Monotonic};
+
+/// Links at a time that are not up yet, or not any more. Each costs memory, and may stay so for seconds.
+const MOST_UNFINISHED: usize = 16;
 
 /// Who makes owners for the hosts that come.
 pub trait Factory: Send + Sync + 'static {
@@ -47,6 +53,7 @@ struct Door<F: Factory> {
     options: Options,
     factory: Arc<F>,
     queues: Arc<Queues>,
+    began: Instant<Monotonic>,
     #[pin]
     links: Mutex<Links<F::Owner>>,
 }
@@ -55,8 +62,31 @@ struct Links<O: Owner> {
     all: KVec<Arc<Shared<O>>>,
     /// What was counted by those that are gone.
     past: Statistics,
+    /// How often hosts come: each takes RTNL and much else, and again when it goes.
+    pace: Pace,
     /// No more are wanted.
     is_closed: bool,
+}
+
+impl<O: Owner> Links<O> {
+    /// Whether there is a place for one more, who comes now (milliseconds).
+    fn admit(&mut self, most: usize, now: u64) -> Result {
+        let is_unfinished = |link: &&Arc<Shared<O>>| !link.state.lock().is_up;
+        let unfinished = self.all.iter().filter(is_unfinished).count();
+        if self.is_closed || self.all.len() >= most || unfinished >= MOST_UNFINISHED {
+            return Err(EBUSY);
+        }
+        if self.pace.wait(now) != 0 {
+            return Err(EAGAIN);
+        }
+        self.pace.answered(now);
+        Ok(())
+    }
+}
+
+/// Whether that is somebody whom the system of his machine has connected, and not any user of it.
+fn is_privileged(peer: Option<SocketAddr>) -> bool {
+    peer.is_some_and(|peer| (1..UNPRIVILEGED_PORT).contains(&peer.port()))
 }
 
 impl<F: Factory> Listener<F> {
@@ -65,12 +95,14 @@ impl<F: Factory> Listener<F> {
         let links = Links {
             all: KVec::new(),
             past: Statistics::ZERO,
+            pace: Pace::HOSTS,
             is_closed: false,
         };
         let init = try_pin_init!(Door {
             options,
             factory,
             queues: Queues::new()?,
+            began: Instant::now(),
             links <- new_mutex!(links, "rust_rdma_split_links"),
         }? Error);
         let door = Arc::pin_init(init, GFP_KERNEL)?;
@@ -158,16 +190,16 @@ impl<F: Factory> Door<F> {
 
     /// A host wants a link.
     fn control(self: &Arc<Self>, request: Request<'_>, theirs: &Join, options: Options) -> Result {
+        let sessions = (new_session(), theirs.session);
+        let own = join(Role::Unit, &options, Channel::Control, sessions);
+        self.check(&own, &request)?;
+        let now = self.began.elapsed().as_millis().max(0) as u64;
+        let mut links = self.links.lock();
+        // Before anything is made for it.
+        links.admit(self.options.hosts, now)?;
         let parent: Arc<dyn Parent<F::Owner>> = self.clone();
         let queues = self.queues.clone();
         let shared = Shared::new(Role::Unit, options, None, Some(parent), queues)?;
-        let sessions = (new_session(), theirs.session);
-        let own = shared.join(Channel::Control, sessions);
-        self.check(&own, &request)?;
-        let mut links = self.links.lock();
-        if links.is_closed || links.all.len() >= self.options.hosts {
-            return Err(EBUSY);
-        }
         links.all.push(shared.clone(), GFP_KERNEL)?;
         let handler = Events {
             shared: shared.clone(),
@@ -238,16 +270,29 @@ impl<F: Factory> Door<F> {
 
 impl<F: Factory> Acceptor for Door<F> {
     fn request(self: &Arc<Self>, request: Request<'_>) {
+        if !self.options.insecure && !is_privileged(request.peer()) {
+            self.links.lock().past.count(Violation::Unprivileged);
+            return;
+        }
         let Some((theirs, options)) = self.read(&request) else {
             self.links.lock().past.count(Violation::BadJoin);
             return;
         };
         // Where it fails the request is dropped, and so refused.
-        let _ = match Channel::from_number(theirs.channel) {
+        let done = match Channel::from_number(theirs.channel) {
             Some(Channel::Control) => self.control(request, &theirs, options),
             Some(Channel::Data) => self.data(request, &theirs),
             None => Ok(()),
         };
+        if let Err(error) = done {
+            let is_said = self
+                .queues
+                .said
+                .allows(c"rust_rdma_split: hosts that were refused");
+            if is_said {
+                pr_warn!("a host was refused: {:?}\n", error);
+            }
+        }
     }
 }
 
@@ -266,5 +311,84 @@ impl<F: Factory> Parent<F::Owner> for Door<F> {
         let link = at.and_then(|at| links.all.remove(at).ok());
         drop(links);
         drop(link);
+    }
+}
+
+#[cfg(not(rdma_cm_no_tests))]
+#[kunit_tests(rust_rdma_split_listener)]
+mod tests {
+    use super::*;
+    use crate::link::{Frame, CONFIG_MAX};
+    use crate::protocol::{Operation, Status};
+
+    struct Nobody;
+
+    impl Owner for Nobody {
+        fn frame(&self, _frame: Frame<'_>) {}
+        fn frames_end(&self) {}
+        fn writable(&self) {}
+        fn changed(&self, _is_up: bool) {}
+
+        fn request(
+            &self,
+            _operation: Operation,
+            _data: &[u8],
+            _answer: &mut [u8; CONFIG_MAX],
+        ) -> Result<usize, Status> {
+            Err(Status::NotSupported)
+        }
+    }
+
+    fn links() -> Links<Nobody> {
+        Links {
+            all: KVec::new(),
+            past: Statistics::ZERO,
+            pace: Pace::HOSTS,
+            is_closed: false,
+        }
+    }
+
+    #[test]
+    fn hosts_come_one_after_the_other_after_the_first() {
+        let mut links = links();
+        for _ in 0..64 {
+            assert_eq!(links.admit(64, 1000), Ok(()));
+        }
+        assert_eq!(links.admit(64, 1000), Err(EAGAIN));
+        assert_eq!(links.admit(64, 1199), Err(EAGAIN));
+        assert_eq!(links.admit(64, 1200), Ok(()));
+        assert_eq!(links.admit(64, 1200), Err(EAGAIN));
+        links.is_closed = true;
+        assert_eq!(links.admit(64, 100_000), Err(EBUSY));
+    }
+
+    #[test]
+    fn so_many_links_are_begun_and_no_more() -> Result {
+        let options = Options::new(Service::Acknowledged, Variant::Push, 1518);
+        let queues = Queues::new()?;
+        let mut links = links();
+        for _ in 0..MOST_UNFINISHED {
+            assert_eq!(links.admit(64, 0), Ok(()));
+            let link = Shared::new(Role::Unit, options, None, None, queues.clone())?;
+            links.all.push(link, GFP_KERNEL)?;
+        }
+        assert_eq!(links.admit(64, 0), Err(EBUSY));
+        // Those that are up are counted with all.
+        links.all[0].state.lock().is_up = true;
+        assert_eq!(links.admit(64, 0), Ok(()));
+        assert_eq!(links.admit(MOST_UNFINISHED, 0), Err(EBUSY));
+        Ok(())
+    }
+
+    #[test]
+    fn who_comes_from_a_port_of_any_user_is_no_host() {
+        let from = |port| Some(SocketAddr::from((Ipv4Addr::new(10, 0, 0, 7), port)));
+        for port in [1, 850, 1023] {
+            assert!(is_privileged(from(port)));
+        }
+        for port in [0, 1024, 18_530, 65_535] {
+            assert!(!is_privileged(from(port)));
+        }
+        assert!(!is_privileged(None));
     }
 }

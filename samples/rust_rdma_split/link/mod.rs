@@ -197,6 +197,8 @@ pub struct Options {
     pub pools: [Shape; POOLS],
     /// Hosts that an I/O unit has at a time.
     pub hosts: usize,
+    /// An I/O unit takes hosts that connect from ports which any user of their machine may have.
+    pub insecure: bool,
 }
 
 impl Options {
@@ -221,6 +223,7 @@ impl Options {
             messages: shape(128, 512),
             pools,
             hosts: 64,
+            insecure: false,
         }
     }
 
@@ -293,20 +296,25 @@ impl Options {
 }
 
 /// Where links work.
+#[pin_data]
 pub(crate) struct Queues {
     /// In processes.
     steps: OwnedQueue,
     /// In soft interrupts.
     bottom: OwnedQueue,
+    /// What devices and peers make this machine say. Of all links, as a peer may have any number of them.
+    #[pin]
+    said: RateLimit,
 }
 
 impl Queues {
     fn new() -> Result<Arc<Self>> {
-        let this = Self {
+        let init = try_pin_init!(Self {
             steps: OwnedQueue::for_long_works(c"rust_rdma_split", LINKS_AT_ONCE)?,
             bottom: OwnedQueue::bottom_halves(c"rust_rdma_split_bh")?,
-        };
-        Ok(Arc::new(this, GFP_KERNEL)?)
+            said <- RateLimit::new(),
+        }? Error);
+        Arc::pin_init(init, GFP_KERNEL)
     }
 
     /// Waits for what runs, after the last link is over: no work has a reference to anything then.
@@ -323,9 +331,6 @@ pub(crate) struct Shared<O: Owner> {
     options: Options,
     began: Instant<Monotonic>,
     traffic: Traffic,
-    /// What a device or a peer makes this machine say.
-    #[pin]
-    said: RateLimit,
     #[pin]
     state: IrqSpinLock<State<O>>,
     #[pin]
@@ -387,7 +392,6 @@ impl<O: Owner> Shared<O> {
             options,
             began: Instant::now(),
             traffic: Traffic::new(),
-            said <- RateLimit::new(),
             state <- new_irq_spinlock!(state, "rust_rdma_split_state"),
             steps <- new_mutex!(steps, "rust_rdma_split_steps"),
             asking <- new_mutex!((), "rust_rdma_split_asking"),

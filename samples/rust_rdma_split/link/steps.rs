@@ -18,16 +18,16 @@ use super::stock::{chunks, Stock};
 use super::{
     Frame, Link, Options, Owner, Place, Shape, Shared, CLIENT, CONFIG_MAX, MORE_POOLS, PATIENCE,
 };
-use crate::kernel_ext::errno::eopnotsupp;
+use crate::kernel_ext::errno::{eaddrinuse, econnrefused, eopnotsupp};
 use crate::kernel_ext::{random, rcu};
 use crate::protocol::{
     self, Join, Layout, PoolKind, PoolOffer, Role, Service, Status, Variant, CONTROL_DEPTH,
-    CONTROL_MAX, DATA_HEADER, JOIN_MAGIC, MAX_POOLS, VERSION,
+    CONTROL_MAX, DATA_HEADER, HOST_PORTS, JOIN_MAGIC, MAX_POOLS, VERSION,
 };
 use crate::rdma::consumer::{Buffer, Chunk, Cq, Depth, Keep, Lease, Pd, PollContext, Region};
 use crate::rdma::QpType;
 use crate::rdma_cm::{Event, Handler, Id, Parameters};
-use core::net::SocketAddr;
+use core::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use kernel::prelude::*;
 use kernel::sync::Arc;
 use kernel::time::msecs_to_jiffies;
@@ -79,7 +79,8 @@ impl<O: Owner> Handler for Events<O> {
             Event::AddrResolved => News::Address(self.channel),
             Event::RouteResolved => News::Route(self.channel),
             Event::Established(data) => News::Established(self.channel, join_bytes(data)),
-            Event::Rejected(..) | Event::Failed(_) => News::Over(Fault::Failed),
+            Event::Rejected(..) => News::Over(Fault::Failed("connecting", econnrefused())),
+            Event::Failed(error) => News::Over(Fault::Failed("connecting", error)),
             Event::Disconnected => News::Over(Fault::Lost),
             Event::DeviceRemoval => News::Over(Fault::Removed),
             Event::AddrChange | Event::TimewaitExit | Event::Other(_) => return,
@@ -94,7 +95,7 @@ impl<O: Owner> Handler for Events<O> {
                 state.fail(fault);
             } else if state.news.push_within_capacity(news).is_err() {
                 // More than it ever says.
-                state.fail(Fault::Failed);
+                state.fail(Fault::Failed("connecting", ENOSPC));
             }
         }
         self.shared.wake();
@@ -108,6 +109,10 @@ pub(super) struct Backoff(u64);
 impl Backoff {
     const SHORTEST: u64 = 100;
     const LONGEST: u64 = 5_000;
+    /// Milliseconds of a connection that was good for something.
+    const STEADY: u64 = 5_000;
+    /// What a peer is waited for at most, and in the end at least, that accepts and ends it at once.
+    const FLAPPING: u64 = 500;
 
     const fn new() -> Self {
         Self(Self::SHORTEST)
@@ -119,35 +124,51 @@ impl Backoff {
         self.0 = (now * 2).min(Self::LONGEST);
         now
     }
+
+    /// A connection has ended that was up for so many milliseconds.
+    fn was_up(&mut self, time: u64) {
+        if time >= Self::STEADY {
+            *self = Self::new();
+        } else {
+            self.0 = self.0.min(Self::FLAPPING);
+        }
+    }
 }
 
-/// How often the peer is answered: some questions at once, then one after the other with a pause. What it asks may take
-/// RTNL, which all of the machine wants.
+/// How often peers are answered: some at once, then one after the other with a pause. What they ask may take RTNL, which
+/// all of the machine wants.
 #[derive(Clone, Copy)]
 pub(super) struct Pace {
-    /// When all that was answered would be through if each had got its pause.
+    at_once: u64,
+    /// Milliseconds for each.
+    pause: u64,
+    /// When all that was answered would be through if each had had its pause.
     through: u64,
 }
 
 impl Pace {
-    /// Milliseconds for each question.
-    const PAUSE: u64 = 20;
-    /// Questions at once: all that a host tells when it comes.
-    const AT_ONCE: u64 = 256;
+    /// For questions of a peer. At once: all that a host tells when it comes.
+    const QUESTIONS: Self = Self::new(256, 20);
+    /// For hosts that come. At once: all there are, where an I/O unit has been away.
+    pub(super) const HOSTS: Self = Self::new(64, 200);
 
-    const fn new() -> Self {
-        Self { through: 0 }
+    const fn new(at_once: u64, pause: u64) -> Self {
+        Self {
+            at_once,
+            pause,
+            through: 0,
+        }
     }
 
     /// Milliseconds until the next one may be answered.
-    fn wait(&self, now: u64) -> u64 {
+    pub(super) fn wait(&self, now: u64) -> u64 {
         self.through
-            .saturating_sub(now + (Self::AT_ONCE - 1) * Self::PAUSE)
+            .saturating_sub(now + (self.at_once - 1) * self.pause)
     }
 
     /// One is answered.
-    fn answered(&mut self, now: u64) {
-        self.through = self.through.max(now) + Self::PAUSE;
+    pub(super) fn answered(&mut self, now: u64) {
+        self.through = self.through.max(now) + self.pause;
     }
 }
 
@@ -173,6 +194,10 @@ pub(super) struct Steps<O: Owner> {
     begin_at: u64,
     /// When the connection has to be up.
     deadline: Option<u64>,
+    /// Since when it is.
+    up_at: Option<u64>,
+    /// Why the last attempt failed.
+    failure: Option<Fault>,
     /// When the end was begun.
     closing: Option<u64>,
 }
@@ -187,9 +212,23 @@ struct Tasks<O: Owner> {
     wanted: Option<u32>,
 }
 
-/// A failure to connect.
-fn failed(_error: Error) -> Fault {
-    Fault::Failed
+/// A failure to connect, in that step.
+fn failed(step: &'static str) -> impl FnOnce(Error) -> Fault {
+    move |error| Fault::Failed(step, error)
+}
+
+/// Binds an identifier to a port that only the system has, not each user: an I/O unit wants that.
+fn bind<O: Owner>(id: &Id<Events<O>>, peer: &SocketAddr) -> Result {
+    let any = |port| match peer {
+        SocketAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)),
+        SocketAddr::V6(v6) => {
+            // Zero but for addresses of a link.
+            SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, port, 0, v6.scope_id()).into()
+        }
+    };
+    let mut ports = HOST_PORTS.map(|port| id.bind(&any(port)));
+    let is_ours = |bound: &Result| *bound != Err(eaddrinuse());
+    ports.find(is_ours).unwrap_or(Err(eaddrinuse()))
 }
 
 /// Puts an identifier where there is none. One that is there is not replaced: dropping it waits for its queue pair,
@@ -210,9 +249,11 @@ impl<O: Owner> Steps<O> {
             data: None,
             control: None,
             backoff: Backoff::new(),
-            pace: Pace::new(),
+            pace: Pace::QUESTIONS,
             begin_at: 0,
             deadline: None,
+            up_at: None,
+            failure: None,
             closing: None,
         }
     }
@@ -252,20 +293,30 @@ pub(super) fn new_session() -> u32 {
     random::get_u32().max(1)
 }
 
+/// What somebody says about a channel.
+pub(super) fn join(
+    role: Role,
+    options: &Options,
+    channel: protocol::Channel,
+    sessions: (u32, u32),
+) -> Join {
+    Join {
+        magic: JOIN_MAGIC,
+        version: VERSION,
+        channel: channel.number(),
+        role: role.number(),
+        service: options.service.number(),
+        variant: options.variant.number(),
+        reserved: 0,
+        session: sessions.0,
+        peer_session: sessions.1,
+    }
+}
+
 impl<O: Owner> Shared<O> {
     /// What this side says about a channel.
     pub(super) fn join(&self, channel: protocol::Channel, sessions: (u32, u32)) -> Join {
-        Join {
-            magic: JOIN_MAGIC,
-            version: VERSION,
-            channel: channel.number(),
-            role: self.role.number(),
-            service: self.options.service.number(),
-            variant: self.options.variant.number(),
-            reserved: 0,
-            session: sessions.0,
-            peer_session: sessions.1,
-        }
+        join(self.role, &self.options, channel, sessions)
     }
 
     /// Does what there is to do. The work item: one at a time.
@@ -281,7 +332,8 @@ impl<O: Owner> Shared<O> {
         if let Some(id) = tasks.control {
             result = fill(&mut steps.control, id).and_then(|()| {
                 steps.deadline = Some(now + CONNECT);
-                self.accept_control(&mut steps).map_err(failed)
+                self.accept_control(&mut steps)
+                    .map_err(failed("accepting a host"))
             });
         }
         for news in tasks.news {
@@ -290,7 +342,8 @@ impl<O: Owner> Shared<O> {
         if let Some(id) = tasks.data {
             result = result.and_then(|()| {
                 fill(&mut steps.data, id)?;
-                self.accept_data(&mut steps).map_err(failed)
+                self.accept_data(&mut steps)
+                    .map_err(failed("accepting the frames of a host"))
             });
         }
         if let (Some(question), Ok(())) = (tasks.question, result) {
@@ -301,7 +354,7 @@ impl<O: Owner> Shared<O> {
             let _ = self.add_pool(&steps, size);
         }
         if steps.deadline.is_some_and(|deadline| now >= deadline) {
-            result = result.and(Err(Fault::Failed));
+            result = result.and(Err(Fault::Failed("connecting", ETIMEDOUT)));
         }
 
         let (fault, is_ending) = {
@@ -309,8 +362,7 @@ impl<O: Owner> Shared<O> {
             (result.err().or(state.fault), state.is_ending)
         };
         if let Some(fault) = fault {
-            self.end_connection(&mut steps, Some(fault));
-            steps.begin_at = now + steps.backoff.next();
+            self.connection_failed(&mut steps, fault, now);
         }
         // An I/O unit waits for its host to come again, by another link.
         let is_gone = self.role == Role::Unit && fault.is_some();
@@ -320,14 +372,12 @@ impl<O: Owner> Shared<O> {
             self.end();
             return;
         }
-        if self.role == Role::Host
-            && !is_ending
-            && steps.control.is_none()
-            && now >= steps.begin_at
-            && self.begin(&mut steps, now).is_err()
+        if self.role == Role::Host && !is_ending && steps.control.is_none() && now >= steps.begin_at
         {
-            self.end_connection(&mut steps, Some(Fault::Failed));
-            steps.begin_at = now + steps.backoff.next();
+            let begun = self.begin(&mut steps, now);
+            if let Err(fault) = begun.map_err(failed("looking for the I/O unit")) {
+                self.connection_failed(&mut steps, fault, now);
+            }
         }
         let delay = self.pause(&steps, now);
         drop(steps);
@@ -336,6 +386,26 @@ impl<O: Owner> Shared<O> {
             .queues
             .steps
             .enqueue_delayed::<_, 0>(self.clone(), msecs_to_jiffies(delay));
+    }
+
+    /// Ends a connection, or an attempt at one; a host waits before the next. The log says why there is none: once, as it
+    /// may stay so for days.
+    fn connection_failed(self: &Arc<Self>, steps: &mut Steps<O>, fault: Fault, now: u64) {
+        if let Fault::Failed(step, error) = fault {
+            if steps.failure.replace(fault) != Some(fault)
+                && self
+                    .queues
+                    .said
+                    .allows(c"rust_rdma_split: attempts that failed")
+            {
+                pr_warn!("{}: {:?}\n", step, error);
+            }
+        }
+        if let Some(since) = steps.up_at.take() {
+            steps.backoff.was_up(now.saturating_sub(since));
+        }
+        self.end_connection(steps, Some(fault));
+        steps.begin_at = now + steps.backoff.next();
     }
 
     /// How long until the next step if nothing happens, in milliseconds.
@@ -385,7 +455,7 @@ impl<O: Owner> Shared<O> {
         if count == state.news.len() {
             state.news.clear();
         } else {
-            state.fail(Fault::Failed);
+            state.fail(Fault::Failed("connecting", ENOMEM));
         }
         tasks
     }
@@ -413,7 +483,9 @@ impl<O: Owner> Shared<O> {
         };
         let handler = Arc::new(handler, GFP_KERNEL)?;
         let id = Id::new(CLIENT, qp_type(self.options.service), handler)?;
-        id.resolve_addr(steps.peer.as_ref().ok_or(EINVAL)?, RESOLVE)?;
+        let peer = steps.peer.as_ref().ok_or(EINVAL)?;
+        bind(&id, peer)?;
+        id.resolve_addr(peer, RESOLVE)?;
         Ok(id)
     }
 
@@ -427,9 +499,13 @@ impl<O: Owner> Shared<O> {
             News::Address(channel) => steps
                 .id(channel)
                 .and_then(|id| id.resolve_route(RESOLVE))
-                .map_err(failed),
-            News::Route(protocol::Channel::Control) => self.connect_control(steps).map_err(failed),
-            News::Route(protocol::Channel::Data) => self.connect_data(steps).map_err(failed),
+                .map_err(failed("looking for a way to the I/O unit")),
+            News::Route(protocol::Channel::Control) => self
+                .connect_control(steps)
+                .map_err(failed("making what a connection needs")),
+            News::Route(protocol::Channel::Data) => self
+                .connect_data(steps)
+                .map_err(failed("making what frames need")),
             // An I/O unit has nothing to learn by that.
             News::Established(..) if self.role == Role::Unit => Ok(()),
             News::Established(channel, bytes) => self.established(steps, channel, &bytes),
@@ -507,7 +583,7 @@ impl<O: Owner> Shared<O> {
         if channel == protocol::Channel::Control {
             let id = self
                 .resolve(steps, protocol::Channel::Data)
-                .map_err(failed)?;
+                .map_err(failed("looking for the I/O unit"))?;
             return fill(&mut steps.data, id);
         }
         self.up(steps);
@@ -544,7 +620,8 @@ impl<O: Owner> Shared<O> {
 
     fn up(self: &Arc<Self>, steps: &mut Steps<O>) {
         steps.deadline = None;
-        steps.backoff = Backoff::new();
+        steps.up_at = Some(self.now());
+        steps.failure = None;
         self.traffic.connected.add();
         let owner = {
             let mut state = self.state.lock();
@@ -562,6 +639,7 @@ impl<O: Owner> Shared<O> {
         let id = steps.id(protocol::Channel::Control)?;
         if id.is_iwarp() {
             if self
+                .queues
                 .said
                 .allows(c"rust_rdma_split: devices that cannot be used")
             {
@@ -949,27 +1027,36 @@ mod tests {
             before = now;
         }
         assert_eq!(before, Backoff::LONGEST);
-        assert_eq!(Backoff::new().next(), Backoff::SHORTEST);
+        // A peer that accepts and ends it at once is not met without end.
+        for _ in 0..20 {
+            backoff.was_up(Backoff::STEADY - 1);
+            assert_eq!(backoff.next(), Backoff::FLAPPING);
+        }
+        backoff.was_up(Backoff::STEADY);
+        assert_eq!(backoff.next(), Backoff::SHORTEST);
     }
 
     #[test]
     fn who_asks_without_end_is_answered_with_a_pause_for_each() {
-        let mut pace = Pace::new();
-        for _ in 0..Pace::AT_ONCE {
-            assert_eq!(pace.wait(1000), 0);
-            pace.answered(1000);
+        for new in [Pace::QUESTIONS, Pace::HOSTS] {
+            let mut pace = new;
+            let Pace { at_once, pause, .. } = new;
+            for _ in 0..at_once {
+                assert_eq!(pace.wait(1000), 0);
+                pace.answered(1000);
+            }
+            assert_eq!(pace.wait(1000), pause);
+            assert_eq!(pace.wait(1000 + pause), 0);
+            pace.answered(1000 + pause);
+            assert_eq!(pace.wait(1000 + pause), pause);
+            // Who has been silent may ask as much as at first.
+            let later = 1000 + 10 * at_once * pause;
+            for _ in 0..at_once {
+                assert_eq!(pace.wait(later), 0);
+                pace.answered(later);
+            }
+            assert!(pace.wait(later) != 0);
         }
-        assert_eq!(pace.wait(1000), Pace::PAUSE);
-        assert_eq!(pace.wait(1000 + Pace::PAUSE), 0);
-        pace.answered(1000 + Pace::PAUSE);
-        assert_eq!(pace.wait(1000 + Pace::PAUSE), Pace::PAUSE);
-        // Who has been silent may ask as much as at first.
-        let later = 1000 + 10 * Pace::AT_ONCE * Pace::PAUSE;
-        for _ in 0..Pace::AT_ONCE {
-            assert_eq!(pace.wait(later), 0);
-            pace.answered(later);
-        }
-        assert!(pace.wait(later) != 0);
     }
 
     #[test]

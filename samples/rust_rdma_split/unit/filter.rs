@@ -2,7 +2,7 @@
 
 //! Which frames a host wants.
 
-use crate::net::{EthernetHeader, MacAddress};
+use crate::net::{EthernetHeader, MacAddress, VlanTag, PROTOCOL_VLAN};
 use crate::protocol::{FILTER_ALL_MULTICAST, FILTER_PROMISCUOUS};
 use kernel::prelude::*;
 
@@ -39,20 +39,34 @@ impl Filter {
     pub(super) fn wants(
         &self,
         header: &EthernetHeader,
-        vlan: Option<u16>,
+        tag: Option<VlanTag>,
         is_somebodys: bool,
     ) -> bool {
+        if !self.is_in(tag) {
+            return false;
+        }
         if self.flags & FILTER_PROMISCUOUS != 0 {
             return !is_somebodys || header.destination == self.mac;
-        }
-        // Number 0 is a priority without a VLAN.
-        if vlan.is_some_and(|vlan| vlan != 0 && !self.has_vlan(vlan)) {
-            return false;
         }
         let to = header.destination;
         to == self.mac
             || to == MacAddress::BROADCAST
             || to.is_group() && (self.flags & FILTER_ALL_MULTICAST != 0 || self.has_group(to))
+    }
+
+    /// Whether a host may send a frame that is not trusted: as nobody else, and to its own VLANs.
+    pub(super) fn may_send(&self, header: &EthernetHeader, tag: Option<VlanTag>) -> bool {
+        header.source == self.mac && self.is_in(tag)
+    }
+
+    /// Whether frames with that tag, or without one, are of a network that the host is part of. There is no way to ask for
+    /// those of other kinds than the usual one.
+    fn is_in(&self, tag: Option<VlanTag>) -> bool {
+        let Some(VlanTag { protocol, vlan }) = tag else {
+            return true;
+        };
+        // Number 0 is a priority without a VLAN.
+        protocol == PROTOCOL_VLAN && (vlan == 0 || self.has_vlan(vlan))
     }
 
     pub(super) fn has_group(&self, group: MacAddress) -> bool {
@@ -98,6 +112,11 @@ impl Filter {
 #[kunit_tests(rust_rdma_split_filter)]
 mod tests {
     use super::*;
+    use crate::net::PROTOCOL_SERVICE_VLAN;
+
+    fn tag(vlan: u16) -> Option<VlanTag> {
+        Some(VlanTag::new(PROTOCOL_VLAN, vlan))
+    }
 
     const OWN: MacAddress = MacAddress([2, 0, 0, 0, 0, 1]);
     const OTHER: MacAddress = MacAddress([2, 0, 0, 0, 0, 2]);
@@ -133,7 +152,11 @@ mod tests {
         assert!(filter.wants(&to(GROUP), None, false));
         assert!(!filter.wants(&to(OTHER), None, false));
         filter.flags = FILTER_PROMISCUOUS;
-        assert!(filter.wants(&to(OTHER), Some(7), false));
+        assert!(filter.wants(&to(OTHER), None, false));
+        // All of its own VLANs.
+        assert!(!filter.wants(&to(OTHER), tag(7), false));
+        filter.set_vlan(7, true);
+        assert!(filter.wants(&to(OTHER), tag(7), false));
         // Whose that is the I/O unit knows.
         assert!(!filter.wants(&to(OTHER), None, true));
         assert!(filter.wants(&to(OWN), None, true));
@@ -169,14 +192,47 @@ mod tests {
     #[test]
     fn a_host_gets_its_vlans_only() -> Result {
         let mut filter = Filter::new(OWN)?;
-        assert!(filter.wants(&to(OWN), Some(0), false));
-        assert!(!filter.wants(&to(OWN), Some(4094), false));
+        assert!(filter.wants(&to(OWN), tag(0), false));
+        assert!(!filter.wants(&to(OWN), tag(4094), false));
         filter.set_vlan(4094, true);
-        assert!(filter.wants(&to(OWN), Some(4094), false));
-        assert!(!filter.wants(&to(OTHER), Some(4094), false));
-        assert!(!filter.wants(&to(OWN), Some(4093), false));
+        // The priority is above the number.
+        assert!(filter.wants(&to(OWN), tag(0xe000 | 4094), false));
+        assert!(filter.wants(&to(OWN), tag(4094), false));
+        assert!(!filter.wants(&to(OTHER), tag(4094), false));
+        assert!(!filter.wants(&to(OWN), tag(4093), false));
+        // The same number of a provider is another network, also for who wants all.
+        let service = Some(VlanTag::new(PROTOCOL_SERVICE_VLAN, 4094));
+        assert!(!filter.wants(&to(OWN), service, false));
+        filter.flags = FILTER_PROMISCUOUS;
+        assert!(!filter.wants(&to(OWN), service, false));
+        filter.flags = 0;
         filter.set_vlan(4094, false);
-        assert!(!filter.wants(&to(OWN), Some(4094), false));
+        assert!(!filter.wants(&to(OWN), tag(4094), false));
+        Ok(())
+    }
+
+    #[test]
+    fn a_host_sends_as_itself_and_to_its_vlans() -> Result {
+        let mut filter = Filter::new(OWN)?;
+        let from = |source| EthernetHeader {
+            source,
+            ..to(MacAddress::BROADCAST)
+        };
+        assert!(filter.may_send(&from(OWN), None));
+        assert!(filter.may_send(&from(OWN), tag(0)));
+        for other in [OTHER, GROUP, MacAddress([0; 6]), MacAddress::BROADCAST] {
+            assert!(!filter.may_send(&from(other), None));
+        }
+        assert!(!filter.may_send(&from(OWN), tag(7)));
+        filter.set_vlan(7, true);
+        assert!(filter.may_send(&from(OWN), tag(7)));
+        assert!(!filter.may_send(&from(OTHER), tag(7)));
+        assert!(!filter.may_send(&from(OWN), tag(8)));
+        let service = Some(VlanTag::new(PROTOCOL_SERVICE_VLAN, 7));
+        assert!(!filter.may_send(&from(OWN), service));
+        // Whoever it is from, after it has changed its address it is another.
+        filter.mac = OTHER;
+        assert!(!filter.may_send(&from(OWN), None) && filter.may_send(&from(OTHER), None));
         Ok(())
     }
 }

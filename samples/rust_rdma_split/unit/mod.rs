@@ -10,13 +10,14 @@ mod filter;
 mod port;
 
 use crate::frames::OVERHEAD;
+use crate::kernel_ext::ratelimit::RateLimit;
 use crate::kernel_ext::rcu;
 use crate::kernel_ext::spinlock::{new_irq_spinlock, IrqSpinLock};
 use crate::kernel_ext::workqueue::OwnedQueue;
 use crate::link::{Factory, Link};
 use crate::net::{
     Attachment, EthernetHeader, Handle, InterfaceEvent, InterfaceState, MacAddress, Received, Rtnl,
-    Skb, Upper, Verdict,
+    Skb, Upper, Verdict, VlanTag,
 };
 use crate::protocol::{Link as LanLink, LINK_FULL_DUPLEX, LINK_UP, MTU_MAX};
 use kernel::fmt;
@@ -33,7 +34,8 @@ pub struct Lent {
 
 impl Lent {
     /// Lends the interface of that name to at most `hosts` at a time. Where they are trusted they may have any address
-    /// that nobody has here; else those only that no maker has given to anybody.
+    /// that nobody has here, send with others, and have all frames; else those addresses only that no maker has given to
+    /// anybody, of which each sends with its own.
     pub fn new(name: &CStr, hosts: usize, trust: bool) -> Result<Self> {
         let queue = Arc::new(OwnedQueue::unbound(c"rust_rdma_split_unit")?, GFP_KERNEL)?;
         let attachment = Attachment::new(name, Lan::new(hosts, trust, queue.clone()))?;
@@ -165,20 +167,23 @@ impl Ports {
             .filter(move |port| !but.is_some_and(|but| core::ptr::eq(&**port, but)))
     }
 
-    /// Gives a frame to all who want it, but the one it is from.
+    /// Gives a frame to all who want it, but the one it is from; whether there is any.
     fn deliver(
         &self,
         skb: &Skb,
         header: &EthernetHeader,
-        vlan: Option<u16>,
+        tag: Option<VlanTag>,
         is_somebodys: bool,
         from: Option<&Port>,
-    ) {
+    ) -> bool {
+        let mut is_wanted = false;
         for port in self.others(from) {
-            if port.wants(header, vlan, is_somebodys) {
+            if port.wants(header, tag, is_somebodys) {
                 port.deliver(skb);
+                is_wanted = true;
             }
         }
+        is_wanted
     }
 }
 
@@ -198,8 +203,11 @@ pub struct Lan {
     like: IrqSpinLock<Like>,
     /// Frames of the LAN that no host got, for want of memory here.
     dropped: Atomic<u64>,
-    /// Whether hosts may have any address.
+    /// Whether hosts may have any address, and any frames.
     trust: bool,
+    /// What hosts make this machine say. Of all of them, as one may come and go.
+    #[pin]
+    said: RateLimit,
     /// Where hosts are told of what happens to it.
     queue: Arc<OwnedQueue>,
 }
@@ -214,6 +222,7 @@ impl Lan {
             }),
             dropped: Atomic::new(0),
             trust,
+            said <- RateLimit::new(),
             queue,
         })
     }
@@ -255,15 +264,15 @@ impl Lan {
 }
 
 impl Upper for Lan {
-    fn received(&self, frame: Received) -> Verdict {
-        let (header, vlan) = (frame.header(), frame.vlan());
+    fn received(&self, mut frame: Received) -> Verdict {
+        let (header, tag) = (frame.header(), frame.vlan());
         // What is for this machine is for no host. Where the connections to hosts use the interface, too, each frame that
         // one gets would beget others, without end.
         if self.is_own(header.destination) {
             return Verdict::Pass(frame);
         }
         let is_a_hosts = self.ports.has_mac(header.destination, None);
-        let is_wanted = |port: Arc<Port>| port.wants(&header, vlan, is_a_hosts);
+        let is_wanted = |port: Arc<Port>| port.wants(&header, tag, is_a_hosts);
         if !self.ports.all().any(is_wanted) {
             return Verdict::Pass(frame);
         }
@@ -276,7 +285,7 @@ impl Upper for Lan {
         match whole.and_then(Received::into_frames) {
             Ok(frames) => {
                 for skb in frames {
-                    self.ports.deliver(&skb, &header, vlan, is_a_hosts, None);
+                    self.ports.deliver(&skb, &header, tag, is_a_hosts, None);
                     skb.consume();
                 }
             }
@@ -291,7 +300,16 @@ impl Upper for Lan {
         if event == InterfaceEvent::Gone {
             pr_info!("the interface that was lent is gone\n");
         }
-        if !self.is_like(state.as_ref()) {
+        let is_other = self.is_like(state.as_ref());
+        if let (InterfaceEvent::ChangeMac, Some(state)) = (event, state) {
+            if self.ports.has_mac(state.mac, None) {
+                pr_warn!(
+                    "the interface is {} now, as a host is, which gets nothing\n",
+                    state.mac
+                );
+            }
+        }
+        if !is_other {
             return;
         }
         let link = self.like.lock().link;

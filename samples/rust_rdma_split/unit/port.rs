@@ -5,11 +5,11 @@
 use super::filter::Filter;
 use super::Lan;
 use crate::frames::{copy_frame, MAX_MTU, MIN_MTU, OVERHEAD};
-use crate::kernel_ext::ratelimit::RateLimit;
 use crate::kernel_ext::spinlock::{new_irq_spinlock, IrqSpinLock};
 use crate::link::{Frame, Link, Owner, CONFIG_MAX};
 use crate::net::{
-    DropReason, EthernetHeader, Handle, MacAddress, Skb, Want, Wanted, PROTOCOL_VLAN,
+    DropReason, EthernetHeader, Handle, MacAddress, Skb, VlanTag, Want, Wanted,
+    PROTOCOL_SERVICE_VLAN, PROTOCOL_VLAN,
 };
 use crate::protocol::{
     FilterFlags, Layout, MacAddress as MacData, Mtu, Operation, Statistics, Status, Vlan,
@@ -38,11 +38,8 @@ pub struct Port {
     delivered: Atomic<u64>,
     /// Frames of the host to the LAN.
     forwarded: Atomic<u64>,
-    /// Frames of the host that went nowhere.
+    /// Frames of the host that went nowhere, those among them that it may not send.
     dropped: Atomic<u64>,
-    /// What the host makes this machine say.
-    #[pin]
-    said: RateLimit,
     #[pin]
     telling: Work<Port>,
 }
@@ -70,7 +67,6 @@ impl Port {
                 delivered: Atomic::new(0),
                 forwarded: Atomic::new(0),
                 dropped: Atomic::new(0),
-                said <- RateLimit::new(),
                 telling <- new_work!("rust_rdma_split_unit_telling"),
             }),
             GFP_KERNEL,
@@ -81,7 +77,7 @@ impl Port {
     pub(super) fn forget(&self) {
         self.is_up.store(false, Release);
         let wanted = core::mem::take(&mut *self.wanted.lock());
-        drop(wanted);
+        Wanted::give_up(wanted);
     }
 
     pub(super) fn has_mac(&self, mac: MacAddress) -> bool {
@@ -91,10 +87,10 @@ impl Port {
     pub(super) fn wants(
         &self,
         header: &EthernetHeader,
-        vlan: Option<u16>,
+        tag: Option<VlanTag>,
         is_somebodys: bool,
     ) -> bool {
-        self.is_up.load(Acquire) && self.filter.lock().wants(header, vlan, is_somebodys)
+        self.is_up.load(Acquire) && self.filter.lock().wants(header, tag, is_somebodys)
     }
 
     /// Gives the host a frame. What it has no room for the link counts.
@@ -110,13 +106,25 @@ impl Port {
     /// A frame of the host, which nobody changes any more.
     fn forward(&self, skb: Skb) -> Result {
         let header = skb.ethernet_header().ok_or(EINVAL)?;
-        let vlan = vlan_of(&skb, &header);
+        let tag = tag_of(&skb, &header);
         let lan = self.lan.upper();
+        // Before anybody has it: with the address of another a host would get what is for that one, as switches learn who is
+        // where.
+        if !lan.trust && !self.filter.lock().may_send(&header, tag) {
+            skb.discard(DropReason::BadHeader);
+            return Err(EPERM);
+        }
         let is_somebodys =
             lan.is_own(header.destination) || lan.ports.has_mac(header.destination, None);
-        lan.ports
-            .deliver(&skb, &header, vlan, is_somebodys, Some(self));
+        let is_wanted = lan
+            .ports
+            .deliver(&skb, &header, tag, is_somebodys, Some(self));
         if lan.ports.has_mac(header.destination, Some(self)) {
+            // One that does not want it (of another VLAN) has it not, and nobody else either.
+            if !is_wanted {
+                skb.discard(DropReason::NotSpecified);
+                return Err(ENOENT);
+            }
             skb.consume();
             return Ok(());
         }
@@ -148,6 +156,12 @@ impl Port {
         self.wanted.lock().retain(|other| other.want() != want);
     }
 
+    /// Whether something may be said that a host can make happen as often as it likes.
+    fn may_say(&self) -> bool {
+        let said = &self.lan.upper().said;
+        said.allows(c"rust_rdma_split_unit: what hosts do")
+    }
+
     fn set_mac(&self, data: &[u8]) -> Result<(), Status> {
         let mac = decode_mac(data)?;
         if !mac.is_valid() {
@@ -165,10 +179,7 @@ impl Port {
         self.want(Want::Unicast(mac))?;
         self.filter.lock().mac = mac;
         self.want_not(Want::Unicast(old));
-        if self
-            .said
-            .allows(c"rust_rdma_split_unit: other addresses of a host")
-        {
+        if self.may_say() {
             pr_info!("host {} is {} now\n", old, mac);
         }
         Ok(())
@@ -229,6 +240,9 @@ impl Port {
         ];
         if flags & !(FILTER_PROMISCUOUS | FILTER_ALL_MULTICAST) != 0 {
             return Err(Status::BadValue);
+        }
+        if flags & FILTER_PROMISCUOUS != 0 && !self.lan.upper().trust {
+            return Err(Status::NotPermitted);
         }
         for (flag, want) in known {
             if flags & flag != 0 {
@@ -316,12 +330,11 @@ impl Owner for Port {
 
     fn changed(&self, is_up: bool) {
         self.is_up.store(is_up, Release);
-        let mac = self.filter.lock().mac;
-        pr_info!(
-            "host {}: {}\n",
-            mac,
-            if is_up { "connected" } else { "gone" }
-        );
+        if self.may_say() {
+            let mac = self.filter.lock().mac;
+            let state = if is_up { "connected" } else { "gone" };
+            pr_info!("host {}: {}\n", mac, state);
+        }
     }
 
     fn request(
@@ -377,13 +390,13 @@ fn reply<A: Layout>(data: &A, answer: &mut [u8; CONFIG_MAX]) -> Result<usize, St
     Ok(A::SIZE)
 }
 
-/// The VLAN of a frame whose tag is inside.
-fn vlan_of(skb: &Skb, header: &EthernetHeader) -> Option<u16> {
-    if header.protocol != PROTOCOL_VLAN {
+/// The tag of a frame that has it inside.
+fn tag_of(skb: &Skb, header: &EthernetHeader) -> Option<VlanTag> {
+    let protocol = header.protocol;
+    if ![PROTOCOL_VLAN, PROTOCOL_SERVICE_VLAN].contains(&protocol) {
         return None;
     }
-    let mut tag = [0; 2];
-    skb.copy_to(EthernetHeader::SIZE, &mut tag).ok()?;
-    // The lower twelve bits; above them is the priority.
-    Some(u16::from_be_bytes(tag) & 0xfff)
+    let mut bits = [0; 2];
+    skb.copy_to(EthernetHeader::SIZE, &mut bits).ok()?;
+    Some(VlanTag::new(protocol, u16::from_be_bytes(bits)))
 }

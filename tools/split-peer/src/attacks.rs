@@ -6,7 +6,7 @@ use std::net::Ipv4Addr;
 use ferrite_split::*;
 
 use crate::channel::{Channel, Done};
-use crate::{bytes, join, message, words, Peer, PORT, SESSION, WISH};
+use crate::{bytes, join, message, words, Peer, SESSION, WISH};
 
 const YOURS: u32 = REFERENCE_YOURS;
 
@@ -342,7 +342,7 @@ pub struct WrongJoin {
 }
 
 fn refused(unit: Ipv4Addr, join: &Join) -> Result<(), String> {
-    match Channel::connect(unit, PORT, &bytes(join)) {
+    match Channel::connect(unit, DEFAULT_PORT, &bytes(join)) {
         Ok(_) => Err("it is connected".into()),
         Err(_) => Ok(()),
     }

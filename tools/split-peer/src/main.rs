@@ -26,8 +26,6 @@ For each attack a line: `ok COUNTER NAME (TIME)`, where COUNTER is what the othe
 Where counters are named, only what is counted as one of them is done.
 ";
 
-/// Where I/O units listen.
-const PORT: u16 = 18_530;
 /// The session of this side.
 const SESSION: u32 = 0x0bad_0001;
 /// What a peer says that lacks elements of 600 bytes.
@@ -90,10 +88,10 @@ impl Peer {
     /// Connects to an I/O unit.
     fn connect(unit: Ipv4Addr) -> Result<Self, String> {
         let greeting = join(Role::Host, ferrite_split::Channel::Control, 0);
-        let control = Channel::connect(unit, PORT, &bytes(&greeting))?;
+        let control = Channel::connect(unit, DEFAULT_PORT, &bytes(&greeting))?;
         let theirs = Join::decode(&control.said).ok_or("no answer of an I/O unit")?;
         let greeting = join(Role::Host, ferrite_split::Channel::Data, theirs.session);
-        let data = Channel::connect(unit, PORT, &bytes(&greeting))?;
+        let data = Channel::connect(unit, DEFAULT_PORT, &bytes(&greeting))?;
         Self::new(control, data, theirs.session, 0)
     }
 
@@ -299,7 +297,7 @@ fn dispatch() -> Result<bool, String> {
             Ok(is_well)
         }
         ["unit", ref named @ ..] => {
-            let listener = Listener::new(PORT)?;
+            let listener = Listener::new(DEFAULT_PORT)?;
             Ok(run_all(Role::Unit, named, |one| {
                 Peer::accept(&listener, one.is_early)
             }))

@@ -87,8 +87,10 @@ violations! {
     BadData, "bad_data";
     /// The private data of a connection make no sense, or want something else.
     BadJoin, "bad_join";
-    /// No answer in time.
+    /// No answer in time, nothing at all from a host, or nothing given back of what frames went to.
     Silent, "silent";
+    /// A connection from a port that any user of the peer's machine may have.
+    Unprivileged, "unprivileged";
 }
 
 /// How many kinds of violations there are.

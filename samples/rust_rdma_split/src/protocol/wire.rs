@@ -3,7 +3,14 @@
 //! The layouts of all messages.
 
 use super::layout::{is_reserved, Field, FieldInfo, Layout};
+use core::ops::RangeInclusive;
 
+/// Where an I/O unit listens if nothing else is said: a port that a user of its machine cannot have.
+pub const DEFAULT_PORT: u16 = 815;
+/// The first port that any user of a machine may have; a host connects from one below it.
+pub const UNPRIVILEGED_PORT: u16 = 1024;
+/// Those that hosts connect from.
+pub const HOST_PORTS: RangeInclusive<u16> = 850..=1023;
 /// The version that is spoken here, in each message.
 pub const VERSION: u16 = 1;
 /// Bytes of the longest message of the control channel.

@@ -439,3 +439,82 @@ fn a_peer_that_stops_is_given_up() {
         assert!(!endpoint.is_running());
     }
 }
+
+#[test]
+fn a_host_that_says_nothing_is_given_up_by_its_unit() {
+    for service in [Service::Acknowledged, Service::Unacknowledged] {
+        let mut world = furnished(options(Role::Host, service, Variant::Push));
+        let (now, patience) = (world.now, world.options.patience);
+        let [host, unit] = &mut world.ends;
+        let (host, unit) = (&mut host.endpoint, &mut unit.endpoint);
+        unit.tick(now).unwrap();
+        host.tick(now).unwrap();
+        // Whatever it says will do.
+        host.request(Operation::GetStatistics, &[]).unwrap();
+        let mut bytes = [0; CONTROL_MAX];
+        let outgoing = host.poll_control(&mut bytes).unwrap();
+        unit.tick(now + patience).unwrap();
+        unit.receive_control(&bytes[..outgoing.length]).unwrap();
+        assert_eq!(unit.tick(now + 4 * patience - 1), Ok(()));
+        assert_eq!(unit.tick(now + 4 * patience), Err(Violation::Silent));
+        assert_eq!(unit.counters().of(Violation::Silent), 1);
+        // An I/O unit need not say anything.
+        world.restart();
+        let host = &mut world.ends[0].endpoint;
+        assert_eq!(host.tick(now + 20 * patience), Ok(()));
+        // A connection begins with the time there is, not with that of the one before.
+        let unit = &mut world.ends[1].endpoint;
+        assert_eq!(unit.tick(now + 7 * patience - 1), Ok(()));
+        assert_eq!(unit.tick(now + 7 * patience), Err(Violation::Silent));
+    }
+}
+
+#[test]
+fn an_io_unit_that_gives_nothing_back_is_given_up() {
+    for variant in [Variant::Push, Variant::Pull] {
+        for length in [60, 1500] {
+            let mut world = furnished(options(Role::Host, Service::Acknowledged, variant));
+            let patience = world.options.patience;
+            let [host, unit] = &mut world.ends;
+            let (host, unit) = (&mut host.endpoint, &mut unit.endpoint);
+            // Who has sent nothing waits for nothing.
+            let now = world.now + patience * 3 / 2;
+            host.tick(now).unwrap();
+            unit.send(length).unwrap();
+            unit.tick(now).unwrap();
+            host.send(length).unwrap();
+            // What others of that pool are sent later does not make it younger.
+            host.tick(now + patience - 1).unwrap();
+            host.send(length).unwrap();
+            assert_eq!(host.tick(now + patience), Err(Violation::Silent));
+            assert_eq!(host.counters().of(Violation::Silent), 1);
+            // That a host gives nothing back harms none but itself.
+            unit.tick(now + patience).unwrap();
+        }
+    }
+}
+
+#[test]
+fn an_io_unit_that_gives_something_back_has_time_again() {
+    let mut world = furnished(options(Role::Host, Service::Acknowledged, Variant::Push));
+    let (now, patience) = (world.now, world.options.patience);
+    let [host, unit] = &mut world.ends;
+    let (host, unit) = (&mut host.endpoint, &mut unit.endpoint);
+    host.tick(now).unwrap();
+    let mut immediates = Vec::new();
+    for _ in 0..2 {
+        let Ok(Transfer::Write { immediate, .. }) = host.send(1500) else {
+            panic!("a frame that is written");
+        };
+        immediates.push(immediate.unwrap());
+    }
+    unit.receive_immediate(immediates[0], 1500).unwrap();
+    let arrival = unit.next_arrival().unwrap();
+    unit.release(arrival.handle).unwrap();
+    let mut bytes = [0; CONTROL_MAX];
+    let outgoing = unit.poll_control(&mut bytes).unwrap();
+    host.tick(now + patience - 1).unwrap();
+    host.receive_control(&bytes[..outgoing.length]).unwrap();
+    host.tick(now + 2 * patience - 2).unwrap();
+    assert_eq!(host.tick(now + 2 * patience - 1), Err(Violation::Silent));
+}

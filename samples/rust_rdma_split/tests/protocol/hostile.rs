@@ -491,7 +491,11 @@ fn what_is_wrong_is_refused_and_counted_and_a_new_connection_works() {
         assert!(victim.endpoint.send(100).is_ok());
     }
     // These have their own tests: of the private data, and of a peer that stops.
-    seen.extend([Violation::BadJoin, Violation::Silent]);
+    seen.extend([
+        Violation::BadJoin,
+        Violation::Silent,
+        Violation::Unprivileged,
+    ]);
     let all: BTreeSet<Violation> = Violation::ALL.iter().map(|it| it.0).collect();
     assert_eq!(seen, all);
     let names: BTreeSet<&str> = Violation::ALL.iter().map(|it| it.1).collect();

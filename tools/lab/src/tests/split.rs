@@ -28,6 +28,10 @@ pub const TESTS: &[VmTest] = &[
         "some of what a host should not say is refused and counted, and others work",
         some_bad_hosts,
     ),
+    VmTest::new(
+        "a host sends as itself and to its VLANs only, and an ordinary user is neither host nor I/O unit",
+        impostors,
+    ),
     VmTest::new("either module goes at full load", unloaded),
 ];
 
@@ -671,6 +675,7 @@ fn new_mac(mac: &str) -> String {
 
 fn configured(cluster: &Cluster) -> Result<()> {
     with_host(cluster, "", |host, unit, lan| {
+        let_trust(host, unit)?;
         let group = "33:33:00:00:77:77";
         let mac = "52:54:00:00:99:02";
         let has_group = format!("ip maddr show dev eth1 | grep -q {group}");
@@ -921,4 +926,91 @@ fn bad_unit(cluster: &Cluster) -> Result<()> {
     pings(host, lan)?;
     host_down(host)?;
     unit_down(unit)
+}
+
+/// The unit is loaded anew, for hosts that may have all frames.
+fn let_trust(host: &Vm, unit: &Vm) -> Result<()> {
+    unit_down(unit)?;
+    unit.sh_in(
+        "insmod /ferrite/modules/rust_rdma_split_unit.ko lan=eth1 trust=1",
+        TIME,
+    )?;
+    // What it had before is gone.
+    host.wait_for(
+        &format!("[ $(ethtool -S {OWN} | sed -n 's/^ *connected: //p') -ge 2 ]"),
+        TIME,
+    )?;
+    connected(host)
+}
+
+/// Sends frames of a kind for experiments from a host to all: one with the address of another, one to a VLAN that it has
+/// not asked for, and then one as it should.
+const IMPOSTOR: &str = "python3 -c \"
+import socket
+own = bytes.fromhex(open('/sys/class/net/split0/address').read().strip().replace(':', ''))
+s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+s.bind(('split0', 0))
+kind = bytes.fromhex('88b5')
+all = bytes([255] * 6)
+s.send(all + bytes.fromhex('525400fd7704') + kind + b'as another'.ljust(60))
+s.send(all + own + bytes.fromhex('81000009') + kind + b'to others'.ljust(60))
+s.send(all + own + kind + b'as itself'.ljust(60))\"";
+
+/// What arrives of them, in a line for each, until the last.
+const WITNESS: &str = "exec python3 -u -c \"
+import socket
+s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
+s.bind(('eth1', 3))
+s.settimeout(60)
+print('ready')
+while True:
+    frame = s.recv(2000)
+    for said in [b'as another', b'to others', b'as itself']:
+        if said in frame: print(said.decode())
+    if b'as itself' in frame: break\" >/run/witness 2>&1";
+
+fn impostors(cluster: &Cluster) -> Result<()> {
+    let other = vm(cluster, OTHER_HOST)?;
+    with_driver(cluster, other)?;
+    with_host(cluster, "", |host, unit, lan| {
+        pings(host, lan)?;
+        let before = shown(unit, "dropped")?;
+        let witness = lan.spawn(WITNESS, TIME)?;
+        lan.wait_for("grep -q ready /run/witness", TIME)?;
+        host.sh_in(IMPOSTOR, TIME)?;
+        witness.success()?;
+        let seen = lan.sh("cat /run/witness")?;
+        ensure!(seen.trim() == "ready\nas itself", "the LAN has seen {seen}");
+        let dropped = shown(unit, "dropped")? - before;
+        ensure!(dropped == 2, "{dropped} frames were counted as dropped");
+        // All frames are for those who are trusted, and a VLAN of the machine's own is for no host.
+        unit.sh("ip link add link eth1 name own5 type vlan id 5 && ip link set own5 up")?;
+        host.sh(&format!(
+            "ip link set {OWN} promisc on; ip link add link {OWN} name v5 type vlan id 5"
+        ))?;
+        for refused in ["SetFilter", "AddVlan"] {
+            host.wait_for(
+                &format!("dmesg | grep -q 'the I/O unit refuses {refused}'"),
+                TIME,
+            )?;
+        }
+        unit.sh("ip -d link show eth1 | grep -q 'promiscuity 0'; ip link del own5")?;
+        host.sh(&format!("ip link del v5; ip link set {OWN} promisc off"))?;
+        // Users of other machines, and of this one.
+        let user = "setpriv --reuid 65534 --regid 65534 --clear-groups split-peer";
+        let said = other.run(&format!("{user} silent {} 2>&1", unit.ip()), LONG)?;
+        ensure!(said.code != 0, "any user is a host: {}", said.out);
+        ensure!(
+            counters_of_unit(unit)?.get("peer_unprivileged") == Some(&1),
+            "a user who was refused is not counted: {}",
+            said.out
+        );
+        let said = other.run(&format!("timeout 10 {user} unit 2>&1"), TIME)?;
+        ensure!(
+            said.code != 0 && said.out.contains("rdma_bind_addr"),
+            "any user is an I/O unit: {}",
+            said.out
+        );
+        pings(host, lan)
+    })
 }

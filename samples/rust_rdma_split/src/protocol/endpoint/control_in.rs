@@ -8,6 +8,7 @@ impl<S: DerefMut<Target = [Element]>> Endpoint<S> {
     /// A message has arrived on the control channel.
     pub fn receive_control<'m>(&mut self, bytes: &'m [u8]) -> Result<Event<'m>, Violation> {
         self.check()?;
+        self.heard = self.now;
         self.take_control(bytes)
             .map_err(|violation| self.fail(violation))
     }
@@ -233,6 +234,7 @@ impl<S: DerefMut<Target = [Element]>> Endpoint<S> {
         if !self.sends(slot) {
             return Err(Violation::PoolMisused);
         }
+        self.given = self.now;
         let UpdateEntry { first, count, .. } = entry;
         let pool = &mut self.pools[slot];
         let end = first

@@ -37,7 +37,8 @@ pub struct Options {
     pub threshold: u32,
     /// Unacknowledged service: after how long a message is sent again, in ticks of the caller's clock.
     pub retry: u64,
-    /// After how long without an answer a peer is given up.
+    /// After how long without an answer a peer is given up. An I/O unit, which may have nothing to ask, gives up a host
+    /// that says nothing for [`SILENCE`] times as long.
     pub patience: u64,
 }
 
@@ -243,6 +244,9 @@ struct Asked {
 const NEAR: Range<usize> = 0..MAX_POOLS;
 /// The other ones are the peer's.
 const FAR: Range<usize> = MAX_POOLS..2 * MAX_POOLS;
+/// How many times as long as it waits for an answer an I/O unit waits for anything at all. A host asks something every
+/// few seconds, unless its machine is stuck for a while.
+const SILENCE: u64 = 3;
 /// How far a message's number may be from the one expected to come before it rather than after it.
 const HALF: u32 = 1 << 31;
 
@@ -295,6 +299,10 @@ pub struct Endpoint<S> {
     reconcile: bool,
     /// When the last `SendData` was sent, or told of.
     data_sent: u64,
+    /// When the peer last said something on the control channel.
+    heard: u64,
+    /// When the peer last gave elements back; or when the first of those was taken that it has.
+    given: u64,
     now: u64,
     counters: Counters,
 }
@@ -335,6 +343,8 @@ impl<S: DerefMut<Target = [Element]>> Endpoint<S> {
             has_asked: false,
             reconcile: false,
             data_sent: 0,
+            heard: 0,
+            given: 0,
             now: 0,
             counters: Counters::default(),
         }
@@ -349,6 +359,7 @@ impl<S: DerefMut<Target = [Element]>> Endpoint<S> {
         self.running = true;
         self.closing = false;
         self.failed = None;
+        self.heard = self.now;
     }
 
     /// The channels are gone, and so is all that was on its way. What has arrived in pools of this side
@@ -666,6 +677,12 @@ impl<S: DerefMut<Target = [Element]>> Endpoint<S> {
         }
     }
 
+    /// Whether the peer has nothing of what this side sends frames with.
+    fn has_all(&self) -> bool {
+        let has = |slot: usize| !self.sends(slot) || self.pools[slot].is_quiet();
+        NEAR.chain(FAR).all(has)
+    }
+
     /// Time passes: `now` never goes back. To be called a few times in each [`Options::retry`].
     pub fn tick(&mut self, now: u64) -> Result<(), Violation> {
         self.now = now;
@@ -689,6 +706,15 @@ impl<S: DerefMut<Target = [Element]>> Endpoint<S> {
             if is_lossy && now.saturating_sub(slot.sent) >= retry {
                 slot.state = SlotState::Resend;
             }
+        }
+        let is_silent = match self.options.role {
+            // It asks nothing by itself, and may have nothing under way.
+            Role::Unit => now.saturating_sub(self.heard) >= SILENCE * patience,
+            // Frames wait for elements here. An I/O unit drops them, and it is the host that is without.
+            Role::Host => now.saturating_sub(self.given) >= patience && !self.has_all(),
+        };
+        if is_silent {
+            return Err(self.fail(Violation::Silent));
         }
         // Messages whose buffers do not come back may be lost, the last of them without another that
         // would show it.

@@ -75,6 +75,9 @@ impl<S: DerefMut<Target = [Element]>> Endpoint<S> {
             }
         };
         let reference = self.reference(slot);
+        if self.pools[slot].is_quiet() {
+            self.given = self.now;
+        }
         let pool = &mut self.pools[slot];
         let generation = pool.generation;
         pool.idle -= 1;
