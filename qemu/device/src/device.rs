@@ -5,6 +5,7 @@ use crate::config_space::{self, ConfigSpace, Effect};
 use crate::counters::{LinkCounters, MmioCounters};
 use crate::guest_memory::GuestMemory;
 use crate::interrupts::{Interrupts, Kinds};
+use crate::keeper;
 use crate::share;
 use crate::shortcuts::{self, Congestion, Inbound, Inbounds, Outbounds};
 use crate::vfio_user::{Backend, DmaMap, Kind, PinChange, VectorChange, REGION_CONFIG};
@@ -13,7 +14,6 @@ use ferrite_abi::Management;
 use ferrite_engine::memory::{DmaError, Host, HostMemory, Room, Way};
 use ferrite_engine::roce::{seal, Medium};
 use ferrite_engine::{ChannelEvent, Config, Disposition, Engine, Misbehaviour};
-use ferrite_fabric::connection::Connection;
 use ferrite_fabric::framing::{BadLength, Reader, Writer, MAX_FRAME};
 use ferrite_fabric::ring::Broken;
 use ferrite_fabric::shortcut::{is_message, Message, ShortcutId};
@@ -859,10 +859,7 @@ impl Device {
 
     /// Leaves the virtual machine monitor, and those that have connected and are
     /// not accepted: it reads the end of the connection,
-    /// and what it has sent is taken off. A socket closed with something unread
-    /// in it is a connection reset to the peer, and QEMU up to 11.1 at least
-    /// ends on an assertion (`vfio_user_recv_hdr` sets an error twice) when it
-    /// reads one: the guest would vanish with its device.
+    /// and what it has sent is taken off, for the reason told in [`keeper`].
     pub fn hang_up(&self) {
         // What is taken off here is missing in what the other thread reads: it
         // must not take the rest for requests.
@@ -870,8 +867,7 @@ impl Device {
         let door = self.door.lock();
         let door = door.unwrap_or_else(PoisonError::into_inner).take();
         if let Some(door) = &door {
-            // Nobody else connects, and who waits for somebody to does not.
-            let _ = rustix::net::shutdown(door, rustix::net::Shutdown::Both);
+            let _ = keeper::close(door);
         }
         // One may be accepted by the other thread and not be known yet.
         let is_awaited = |monitor: &mut Monitor| matches!(monitor, Monitor::Awaited);
@@ -896,15 +892,8 @@ impl Device {
             };
             drains = thread::Builder::new().spawn(drain).is_ok();
         }
-        if let Some(door) = door.filter(|door| door.set_nonblocking(true).is_ok()) {
-            for (stream, _) in std::iter::from_fn(|| door.accept().ok()) {
-                let _ = stream.shutdown(Shutdown::Both);
-                // Whoever sent a descriptor is no monitor: that sends them when
-                // it is answered. It is not waited for.
-                if let Ok(mut stranger) = Connection::new(stream) {
-                    let _ = io::copy(&mut stranger, &mut io::sink());
-                }
-            }
+        if let Some(door) = &door {
+            keeper::turn_away(door);
         }
         if drains {
             let _ = finished.recv_timeout(LEAVE);

@@ -3,7 +3,8 @@
 //!
 //! One thread speaks vfio-user with the virtual machine monitor, another moves
 //! Ethernet frames and runs timers. Both work on the one [`device::Core`],
-//! under its lock: the engine with all that it can reach.
+//! under its lock: the engine with all that it can reach. A second process
+//! ([`keeper`]) only waits for the end of the first.
 
 pub mod config_space;
 pub mod control;
@@ -13,6 +14,7 @@ pub mod guest_memory;
 pub mod heap;
 pub mod interrupts;
 pub mod io_loop;
+pub mod keeper;
 pub mod logger;
 pub mod share;
 pub mod shortcuts;

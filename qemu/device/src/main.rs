@@ -8,6 +8,7 @@ use ferrite_device::device::{Device, Frontend};
 use ferrite_device::heap;
 use ferrite_device::interrupts::Kinds;
 use ferrite_device::io_loop::IoLoop;
+use ferrite_device::keeper::{self, Keeper};
 use ferrite_device::logger;
 use ferrite_device::vfio_user::Connection;
 use ferrite_engine::cq::MAX_CQ;
@@ -22,7 +23,7 @@ use ferrite_fabric::socket::Listener;
 use ferrite_fabric::switch::Mac;
 use rustix::process::Pid;
 use std::ops::RangeInclusive;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -195,6 +196,12 @@ fn misbehaviour(text: &str) -> Result<Misbehaviour, String> {
 }
 
 fn main() -> ExitCode {
+    if std::env::args_os().skip(1).eq([keeper::OPTION]) {
+        return match keeper::run() {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(_) => ExitCode::FAILURE,
+        };
+    }
     let options = Options::parse();
     // The option's parser knows the same names.
     logger::init(options.log.parse().unwrap_or(log::LevelFilter::Warn));
@@ -242,6 +249,7 @@ fn run(options: Options) -> Result<(), String> {
             MAX_DOORBELL_BAR >> 20,
         ));
     }
+    let keeper = unless_kept(Keeper::start());
     let device = Arc::new(Device::new(config, kinds).map_err(text)?);
     if let Some(rules) = options.misbehave {
         device.lock().misbehave(rules)?;
@@ -260,6 +268,9 @@ fn run(options: Options) -> Result<(), String> {
             .map_err(text)?;
     }
     let listener = Listener::bind(&options.socket).map_err(text)?;
+    if let Some(keeper) = &keeper {
+        unless_kept(keeper.keep_door(listener.get()));
+    }
     let accepting = listener.get().try_clone().map_err(text)?;
     device.listen(listener.get().try_clone().map_err(text)?);
     let served = Arc::clone(&device);
@@ -267,7 +278,7 @@ fn run(options: Options) -> Result<(), String> {
         .name("vfio-user".into())
         .spawn(move || {
             // Without an answer the guest would hang until QEMU's patience ends.
-            let result = catch_unwind(AssertUnwindSafe(|| serve(&accepting, &served)))
+            let result = catch_unwind(AssertUnwindSafe(|| serve(&accepting, keeper, &served)))
                 .unwrap_or_else(|_| Err("internal error; the device is gone for the guest".into()));
             served.finish(result);
         })
@@ -279,8 +290,20 @@ fn run(options: Options) -> Result<(), String> {
     result
 }
 
+/// Says so where there is no keeper any more, or never was: it is a precaution, and the device works without.
+fn unless_kept<T>(result: std::io::Result<T>) -> Option<T> {
+    result
+        .inspect_err(|error| {
+            log::warn!(
+                "no keeper ({error}): if this process is killed, QEMU may end with it instead of \
+                 losing a device"
+            );
+        })
+        .ok()
+}
+
 /// Serves one virtual machine monitor until it goes away.
-fn serve(listener: &std::os::unix::net::UnixListener, device: &Device) -> Result<(), String> {
+fn serve(listener: &UnixListener, keeper: Option<Keeper>, device: &Device) -> Result<(), String> {
     let (stream, _) = listener.accept().map_err(|error| {
         device.attach(None);
         format!("--socket: cannot accept a connection: {error}")
@@ -294,6 +317,9 @@ fn serve(listener: &std::os::unix::net::UnixListener, device: &Device) -> Result
             device.attach(None);
             return Err(format!("--socket: {error}"));
         }
+    }
+    if let Some(keeper) = &keeper {
+        unless_kept(keeper.keep(&stream));
     }
     let mut frontend = Frontend::new(device, peer);
     Connection::new(stream)

@@ -848,8 +848,14 @@ fn the_process_dies_when_asked() {
 
 /// QEMU ends on an assertion when it reads a connection reset instead of the end.
 #[test]
-fn a_device_that_goes_hangs_up_in_order() {
-    for die in [true, false] {
+fn a_device_that_goes_hangs_up_in_order_however_it_does() {
+    // `None`: as asked on its control socket.
+    for signal in [
+        None,
+        Some(Signal::TERM),
+        Some(Signal::KILL),
+        Some(Signal::ABORT),
+    ] {
         let mut process = Process::start("hangup", &[]);
         // The file is there a moment before somebody listens.
         let mut monitor = None;
@@ -873,11 +879,15 @@ fn a_device_that_goes_hangs_up_in_order() {
         let (socket, _silent) = lingering();
         descriptors::send(&stranger, &[0; 64], &[&socket]).unwrap();
         drop(socket);
-        if die {
-            process.control(r#"{"cmd":"die"}"#);
-        } else {
-            let pid = Pid::from_child(&process.child);
-            kill_process(pid, Signal::TERM).unwrap();
+        match signal {
+            None => drop(process.control(r#"{"cmd":"die"}"#)),
+            Some(signal) => {
+                // A service manager tells what is left, too, and perhaps before that has seen it.
+                for keeper in children(process.child.id()) {
+                    kill_process(Pid::from_raw(keeper).unwrap(), Signal::TERM).unwrap();
+                }
+                kill_process(Pid::from_child(&process.child), signal).unwrap();
+            }
         }
         process.end();
         monitor.set_read_timeout(Some(DEADLINE)).unwrap();
@@ -888,14 +898,64 @@ fn a_device_that_goes_hangs_up_in_order() {
 
 #[test]
 fn who_was_not_accepted_reads_the_end_too() {
-    let mut process = Process::start("waiting", &[]);
-    let _client = process.client();
-    let mut second = connect(&process.path("socket"));
-    second.write_all(&[0; 64]).unwrap();
-    let pid = Pid::from_child(&process.child);
-    kill_process(pid, Signal::TERM).unwrap();
-    process.end();
-    assert_eq!(second.read(&mut [0; 1]).expect("the end"), 0);
+    for signal in [Signal::TERM, Signal::KILL] {
+        let mut process = Process::start("waiting", &[]);
+        let _client = process.client();
+        let mut second = connect(&process.path("socket"));
+        second.write_all(&[0; 64]).unwrap();
+        kill_process(Pid::from_child(&process.child), signal).unwrap();
+        process.end();
+        assert_eq!(second.read(&mut [0; 1]).expect("the end"), 0);
+    }
+}
+
+/// The processes that one has started.
+fn children(pid: u32) -> Vec<i32> {
+    let list = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    list.split_whitespace()
+        .map(|pid| pid.parse().unwrap())
+        .collect()
+}
+
+#[test]
+fn a_device_that_was_killed_is_started_again_on_the_same_socket() {
+    let directory = Process::directory("again");
+    for _ in 0..20 {
+        let mut process = Process::start_in(directory.clone(), &[]);
+        let _client = process.client();
+        kill_process(Pid::from_child(&process.child), Signal::KILL).unwrap();
+        process.end();
+        // The sockets stay.
+        std::mem::forget(process);
+    }
+    let _ = std::fs::remove_dir_all(directory);
+}
+
+#[test]
+fn a_keeper_stays_no_longer_than_its_device_and_the_device_goes_on_without_it() {
+    let mut process = Process::start("keeper", &[]);
+    let client = process.client();
+    let [keeper] = children(process.child.id())[..] else {
+        panic!("one keeper");
+    };
+    let alive = || {
+        std::fs::read_to_string(format!("/proc/{keeper}/stat"))
+            .is_ok_and(|stat| !stat.contains(") Z "))
+    };
+    assert!(alive());
+    drop(client);
+    assert!(process.end().0.success());
+    until(|| !alive());
+
+    let mut process = Process::start("keeperless", &[]);
+    let [keeper] = children(process.child.id())[..] else {
+        panic!("one keeper");
+    };
+    kill_process(Pid::from_raw(keeper).unwrap(), Signal::KILL).unwrap();
+    let mut client = process.client();
+    register(&mut client, abi::REG_STATUS);
+    drop(client);
+    assert!(process.end().0.success());
 }
 
 /// Hundredths of a second that a process has computed.

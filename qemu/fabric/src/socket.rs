@@ -9,6 +9,11 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// For how long a socket may be listened on by those that are about to end.
+const PARTING: Duration = Duration::from_secs(1);
 
 /// A listening socket that removes its file when dropped.
 pub struct Listener {
@@ -41,6 +46,19 @@ impl Listener {
     /// is replaced. One that somebody listens on, and anything that is not a
     /// socket, is an error that names the path.
     pub fn bind(path: &Path) -> io::Result<Self> {
+        let end = Instant::now() + PARTING;
+        loop {
+            match Self::bind_once(path) {
+                // Of one that was killed somebody else may be about to close it.
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < end => {
+                    thread::sleep(PARTING / 20);
+                }
+                result => return result,
+            }
+        }
+    }
+
+    fn bind_once(path: &Path) -> io::Result<Self> {
         let named = |error: io::Error, what: &str| {
             io::Error::new(error.kind(), format!("{}: {what}: {error}", path.display()))
         };
