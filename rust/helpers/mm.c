@@ -46,3 +46,14 @@ __rust_helper pgprot_t rust_helper_pgprot_writecombine(pgprot_t prot)
 {
 	return pgprot_writecombine(prot);
 }
+
+/* Inlines where the kernel has no lockdep. */
+__rust_helper void rust_helper_fs_reclaim_acquire(gfp_t gfp_mask)
+{
+	fs_reclaim_acquire(gfp_mask);
+}
+
+__rust_helper void rust_helper_fs_reclaim_release(gfp_t gfp_mask)
+{
+	fs_reclaim_release(gfp_mask);
+}

@@ -22,3 +22,13 @@ pub fn without_reclaim<T>(f: impl FnOnce() -> T) -> T {
     unsafe { bindings::memalloc_noreclaim_restore(flags) };
     result
 }
+
+/// Tells lockdep that reclaim may wait for what `f` takes, before it happens: from then on it complains of whoever
+/// allocates memory, by which reclaim begins, while he has the same.
+pub fn taken_in_reclaim(f: impl FnOnce()) {
+    // SAFETY: The function notes for the current task that it is in reclaim, until the call below.
+    unsafe { bindings::fs_reclaim_acquire(bindings::GFP_KERNEL) };
+    f();
+    // SAFETY: The note is that of above, by the same task.
+    unsafe { bindings::fs_reclaim_release(bindings::GFP_KERNEL) };
+}

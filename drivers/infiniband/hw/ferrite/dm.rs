@@ -8,7 +8,8 @@ use crate::{
     doorbell_bar,
     kernel_ext::{
         errno,
-        io::clear_bar, //
+        io::clear_bar,
+        memory, //
     },
     mr::FerriteMr,
     rdma::{
@@ -30,7 +31,8 @@ use crate::{
     },
     shares::{
         Holder,
-        Shares, //
+        Shares,
+        Spare, //
     },
     ucontext::Part,
 };
@@ -62,9 +64,16 @@ impl PageMap {
 
     /// Takes `count` free pages in a row, the first a multiple of `align`: `ENOMEM` where there are none, `EDQUOT`
     /// beyond the share of a user who is `bound` by it.
-    fn take(&mut self, holder: Holder, count: usize, align: usize, bound: bool) -> Result<usize> {
+    fn take(
+        &mut self,
+        holder: Holder,
+        count: usize,
+        align: usize,
+        bound: bool,
+        spare: &mut Spare,
+    ) -> Result<usize> {
         let first = self.find(count, align).ok_or(ENOMEM)?;
-        self.shares.take(holder, count as u64, bound)?;
+        self.shares.take(holder, count as u64, bound, spare)?;
         self.mark(first, count, true);
         Ok(first)
     }
@@ -106,13 +115,15 @@ impl DeviceMemoryPool {
     /// The memory at `place` in the doorbell BAR.
     pub(crate) fn new(place: doorbell_bar::BarPart) -> Result<Arc<Self>> {
         let map = PageMap::new(usize::try_from(place.length)? / PAGE_SIZE)?;
-        Arc::pin_init(
+        let pool = Arc::pin_init(
             pin_init!(Self {
                 offset: place.offset,
                 map <- new_mutex!(map, "ferrite_device_memory"),
             }),
             GFP_KERNEL,
-        )
+        )?;
+        memory::taken_in_reclaim(|| drop(pool.map.lock()));
+        Ok(pool)
     }
 
     /// How many pages are in use, and how many there are. Sleeps.
@@ -124,10 +135,9 @@ impl DeviceMemoryPool {
 
     fn take(self: &Arc<Self>, pages: usize, align: usize) -> Result<Arc<DmPages>> {
         let holder = Holder::current();
-        let mut map = self.map.lock();
-        let first = holder.take(|bound| map.take(holder, pages, align, bound))?;
-        // Dropping pages takes the lock.
-        drop(map);
+        let first = holder.take_from(&self.map, |map, bound, spare| {
+            map.take(holder, pages, align, bound, spare)
+        })?;
         let taken = DmPages {
             memory: self.clone(),
             holder,
@@ -273,7 +283,17 @@ mod tests {
     use super::*;
 
     fn take(map: &mut PageMap, count: usize, align: usize) -> Result<usize> {
-        map.take(Holder::KERNEL, count, align, false)
+        take_of(map, Holder::KERNEL, count, align, false)
+    }
+
+    fn take_of(
+        map: &mut PageMap,
+        holder: Holder,
+        count: usize,
+        align: usize,
+        bound: bool,
+    ) -> Result<usize> {
+        Spare::provide(|spare| map.take(holder, count, align, bound, spare))
     }
 
     #[test]
@@ -305,15 +325,15 @@ mod tests {
     fn no_user_takes_all_pages() -> Result {
         let mut map = PageMap::new(16)?;
         let (one, other) = (Holder::user(1), Holder::user(2));
-        assert_eq!(map.take(one, 16, 1, true), Err(errno::edquot()));
-        assert_eq!(map.take(one, 12, 1, true), Ok(0));
-        assert_eq!(map.take(one, 1, 1, true), Err(errno::edquot()));
-        assert_eq!(map.take(other, 3, 1, true), Ok(12));
+        assert_eq!(take_of(&mut map, one, 16, 1, true), Err(errno::edquot()));
+        assert_eq!(take_of(&mut map, one, 12, 1, true), Ok(0));
+        assert_eq!(take_of(&mut map, one, 1, 1, true), Err(errno::edquot()));
+        assert_eq!(take_of(&mut map, other, 3, 1, true), Ok(12));
         // There is one left, for who is not bound.
-        assert_eq!(map.take(one, 2, 1, false), Err(ENOMEM));
-        assert_eq!(map.take(one, 1, 1, false), Ok(15));
+        assert_eq!(take_of(&mut map, one, 2, 1, false), Err(ENOMEM));
+        assert_eq!(take_of(&mut map, one, 1, 1, false), Ok(15));
         map.give_back(one, 0, 12);
-        assert_eq!(map.take(other, 6, 1, true), Ok(0));
+        assert_eq!(take_of(&mut map, other, 6, 1, true), Ok(0));
         Ok(())
     }
 }

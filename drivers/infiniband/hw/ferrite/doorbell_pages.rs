@@ -9,6 +9,7 @@
 
 use crate::{
     doorbell_bar::UserPages,
+    kernel_ext::memory,
     numbers::{
         NumberPool,
         NumberShares, //
@@ -43,7 +44,9 @@ impl DoorbellPages {
             ),
             layout,
         });
-        Arc::pin_init(pages, GFP_KERNEL)
+        let pages = Arc::pin_init(pages, GFP_KERNEL)?;
+        memory::taken_in_reclaim(|| drop(pages.shares.lock()));
+        Ok(pages)
     }
 
     /// How many pages are in use, and how many there are. Sleeps.
@@ -54,8 +57,9 @@ impl DoorbellPages {
     /// Takes a page for the current process until the result is dropped. Sleeps.
     pub(crate) fn take(self: &Arc<Self>) -> Result<DoorbellPage> {
         let holder = Holder::current();
-        let mut shares = self.shares.lock();
-        let index = holder.take(|bound| shares.take(holder, bound))?;
+        let index = holder.take_from(&self.shares, |shares, bound, spare| {
+            shares.take(holder, bound, spare)
+        })?;
         Ok(DoorbellPage {
             index,
             holder,

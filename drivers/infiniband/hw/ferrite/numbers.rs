@@ -3,9 +3,13 @@
 //! Numbers for objects: a number that was freed rests a while before it is used again, so that
 //! late packets, events and keys meet nothing rather than a stranger.
 
-use crate::shares::{
-    Holder,
-    Shares, //
+use crate::{
+    kernel_ext::memory,
+    shares::{
+        Holder,
+        Shares,
+        Spare, //
+    },
 };
 use core::ops::Range;
 use kernel::{
@@ -67,8 +71,13 @@ impl NumberPool {
         (self.links.len() as u32 - self.resting, self.usable())
     }
 
+    /// How many numbers were given out at least once.
+    pub(crate) fn begun(&self) -> usize {
+        self.links.len()
+    }
+
     /// Takes a number: `ENOSPC` when all are in use.
-    pub(crate) fn take(&mut self) -> Result<u32> {
+    pub(crate) fn take(&mut self, spare: &mut Spare) -> Result<u32> {
         let (used, usable) = self.occupancy();
         if used >= usable {
             return Err(ENOSPC);
@@ -78,7 +87,7 @@ impl NumberPool {
             .checked_add(self.links.len() as u32)
             .ok_or(ENOSPC)?;
         if fresh < self.limit && self.resting < REST {
-            self.links.push(NONE, GFP_KERNEL)?;
+            spare.push_word(&mut self.links, NONE)?;
             return Ok(fresh);
         }
         let slot = self.head;
@@ -204,12 +213,17 @@ impl NumberShares {
         self.pool.occupancy()
     }
 
+    /// How many numbers were given out at least once.
+    pub(crate) fn begun(&self) -> usize {
+        self.pool.begun()
+    }
+
     /// Takes a number: `EDQUOT` beyond the share of a user, where he is `bound` by it, `ENOSPC` where all are in
     /// use.
-    pub(crate) fn take(&mut self, holder: Holder, bound: bool) -> Result<u32> {
-        self.shares.take(holder, 1, bound)?;
+    pub(crate) fn take(&mut self, holder: Holder, bound: bool, spare: &mut Spare) -> Result<u32> {
+        self.shares.take(holder, 1, bound, spare)?;
         self.pool
-            .take()
+            .take(spare)
             .inspect_err(|_| self.shares.give_back(holder, 1))
     }
 
@@ -256,7 +270,10 @@ impl Numbers {
         let numbers = pin_init!(Self {
             shares <- new_mutex!(shares, "ferrite_numbers"),
         });
-        Arc::pin_init(numbers, GFP_KERNEL)
+        let numbers = Arc::pin_init(numbers, GFP_KERNEL)?;
+        // Objects of kernel users that disks hang on give their numbers back.
+        memory::taken_in_reclaim(|| drop(numbers.shares.lock()));
+        Ok(numbers)
     }
 
     /// How many numbers are in use, and how many can be. Sleeps.
@@ -267,8 +284,9 @@ impl Numbers {
     /// Takes a number until the result is dropped: `EDQUOT` beyond a user's share, `ENOSPC` when all are in
     /// use. Sleeps.
     pub(crate) fn take(self: &Arc<Self>, holder: Holder) -> Result<Number> {
-        let mut shares = self.shares.lock();
-        let value = holder.take(|bound| shares.take(holder, bound))?;
+        let value = holder.take_from(&self.shares, |shares, bound, spare| {
+            shares.take(holder, bound, spare)
+        })?;
         Ok(Number {
             value,
             holder,
@@ -303,13 +321,21 @@ mod tests {
     use super::*;
     use crate::kernel_ext::errno;
 
+    fn take(pool: &mut NumberPool) -> Result<u32> {
+        Spare::provide(|spare| pool.take(spare))
+    }
+
+    fn take_share(shares: &mut NumberShares, holder: Holder, bound: bool) -> Result<u32> {
+        Spare::provide(|spare| shares.take(holder, bound, spare))
+    }
+
     #[test]
     fn all_numbers_of_the_range_and_no_other_are_given_out() -> Result {
         let mut pool = NumberPool::new(2, 6);
         for expected in 2..6 {
-            assert_eq!(pool.take()?, expected);
+            assert_eq!(take(&mut pool)?, expected);
         }
-        assert_eq!(pool.take(), Err(ENOSPC));
+        assert_eq!(take(&mut pool), Err(ENOSPC));
         Ok(())
     }
 
@@ -317,17 +343,17 @@ mod tests {
     fn a_freed_number_comes_back_in_the_order_of_freeing() -> Result {
         let mut pool = NumberPool::new(1, 4);
         for _ in 0..3 {
-            pool.take()?;
+            take(&mut pool)?;
         }
         pool.give_back(3);
         pool.give_back(1);
         assert_eq!(pool.occupancy(), (1, 3));
-        assert_eq!(pool.take()?, 3);
-        assert_eq!(pool.take()?, 1);
-        assert_eq!(pool.take(), Err(ENOSPC));
+        assert_eq!(take(&mut pool)?, 3);
+        assert_eq!(take(&mut pool)?, 1);
+        assert_eq!(take(&mut pool), Err(ENOSPC));
         assert_eq!(pool.occupancy(), (3, 3));
         pool.give_back(2);
-        assert_eq!(pool.take()?, 2);
+        assert_eq!(take(&mut pool)?, 2);
         Ok(())
     }
 
@@ -358,10 +384,10 @@ mod tests {
     fn a_freed_number_rests_while_there_are_fresh_ones() -> Result {
         let mut pool = NumberPool::new(1, 10_000);
         for _ in 0..REST {
-            let number = pool.take()?;
+            let number = take(&mut pool)?;
             pool.give_back(number);
         }
-        assert_eq!(pool.take()?, 1);
+        assert_eq!(take(&mut pool)?, 1);
         Ok(())
     }
 
@@ -369,25 +395,25 @@ mod tests {
     fn with_a_reserve_a_number_rests_even_when_there_are_no_others() -> Result {
         let mut pool = NumberPool::with_reserve(10, 20, 4);
         for _ in 0..6 {
-            pool.take()?;
+            take(&mut pool)?;
         }
-        assert_eq!(pool.take(), Err(ENOSPC));
+        assert_eq!(take(&mut pool), Err(ENOSPC));
         assert_eq!(pool.occupancy(), (6, 6));
         // One at a time is freed and taken: it comes back after four others.
         pool.give_back(10);
         for _ in 0..4 {
-            let other = pool.take()?;
+            let other = take(&mut pool)?;
             assert!(other != 10);
             pool.give_back(other);
         }
-        assert_eq!(pool.take()?, 10);
+        assert_eq!(take(&mut pool)?, 10);
         Ok(())
     }
 
     /// Takes all numbers that a user gets.
     fn take_all(shares: &mut NumberShares, user: u64, bound: bool) -> u32 {
         let mut numbers = 0;
-        while shares.take(Holder::user(user), bound).is_ok() {
+        while take_share(shares, Holder::user(user), bound).is_ok() {
             numbers += 1;
         }
         numbers
@@ -405,7 +431,7 @@ mod tests {
         }
         // The administrator gets the rest.
         assert_eq!(take_all(&mut shares, 0, false), left);
-        assert_eq!(shares.take(Holder::user(7), false), Err(ENOSPC));
+        assert_eq!(take_share(&mut shares, Holder::user(7), false), Err(ENOSPC));
     }
 
     #[test]
@@ -414,9 +440,9 @@ mod tests {
         let taken: u32 = (0..20).map(|user| take_all(&mut shares, user, true)).sum();
         assert_eq!((taken, shares.occupancy()), (900, (900, 960)));
         for _ in 0..60 {
-            shares.take(Holder::KERNEL, false)?;
+            take_share(&mut shares, Holder::KERNEL, false)?;
         }
-        assert_eq!(shares.take(Holder::KERNEL, false), Err(ENOSPC));
+        assert_eq!(take_share(&mut shares, Holder::KERNEL, false), Err(ENOSPC));
         Ok(())
     }
 
@@ -424,8 +450,11 @@ mod tests {
     fn beyond_the_share_it_is_the_quota_that_is_said_to_be_exceeded() -> Result {
         let mut shares = NumberShares::for_users(NumberPool::new(0, 8));
         assert_eq!(take_all(&mut shares, 5, true), 6);
-        assert_eq!(shares.take(Holder::user(5), true), Err(errno::edquot()));
-        shares.take(Holder::user(6), true)?;
+        assert_eq!(
+            take_share(&mut shares, Holder::user(5), true),
+            Err(errno::edquot())
+        );
+        take_share(&mut shares, Holder::user(6), true)?;
         Ok(())
     }
 
@@ -434,11 +463,11 @@ mod tests {
         let mut shares = NumberShares::for_users(NumberPool::new(0, 8));
         let user = Holder::user(5);
         for _ in 0..100 {
-            let number = shares.take(user, true)?;
+            let number = take_share(&mut shares, user, true)?;
             shares.give_back(user, number);
         }
         let mut numbers = KVec::new();
-        while let Ok(number) = shares.take(user, true) {
+        while let Ok(number) = take_share(&mut shares, user, true) {
             numbers.push(number, GFP_KERNEL)?;
         }
         assert_eq!(numbers.len(), 6);
@@ -455,7 +484,10 @@ mod tests {
         for (user, other) in [(5, 6), (6, 5)] {
             let mut shares = NumberShares::for_all(NumberPool::new(1, 2));
             assert_eq!(take_all(&mut shares, user, true), 1);
-            assert_eq!(shares.take(Holder::user(other), true), Err(ENOSPC));
+            assert_eq!(
+                take_share(&mut shares, Holder::user(other), true),
+                Err(ENOSPC)
+            );
         }
     }
 
@@ -468,8 +500,9 @@ mod tests {
         drop(kernels);
         drop(own);
         assert_eq!(numbers.occupancy(), (0, 32));
-        let mut shares = numbers.shares.lock();
-        assert_eq!(take_all(&mut shares, 5, true), 23);
+        let take =
+            || Spare::provide(|spare| numbers.shares.lock().take(Holder::user(5), true, spare));
+        assert_eq!((0..32).filter(|_| take().is_ok()).count(), 23);
         Ok(())
     }
 }

@@ -31,7 +31,10 @@ use crate::{
         PageFault, //
     },
     device::Ferrite,
-    kernel_ext::user,
+    kernel_ext::{
+        memory,
+        user, //
+    },
     rdma::{
         Access,
         Advice,
@@ -45,7 +48,8 @@ use crate::{
     },
     shares::{
         Holder,
-        Shares, //
+        Shares,
+        Spare, //
     },
 };
 use core::ops::Range;
@@ -116,7 +120,9 @@ impl OdpBudget {
             regions <- new_mutex!(RBTree::new(), "ferrite_paging_regions"),
             next_number: Atomic::new(0),
         });
-        Arc::pin_init(memory, GFP_KERNEL)
+        let memory = Arc::pin_init(memory, GFP_KERNEL)?;
+        memory::taken_in_reclaim(|| drop(memory.shares.lock()));
+        Ok(memory)
     }
 
     /// The first region of a user, from that number on, that may have unused parts.
@@ -175,9 +181,11 @@ impl Account {
     fn charge(&self, bytes: u64) -> Result<Charge> {
         let bytes = if self.bound { bytes } else { 0 };
         if bytes > 0 {
-            let mut shares = self.memory.shares.lock();
+            let taken = Spare::provide(|spare| {
+                let mut shares = self.memory.shares.lock();
+                shares.take(Holder::user(self.user), bytes, true, spare)
+            });
             // Beyond the share it is as where there is no memory: what is not used is given back for it.
-            let taken = shares.take(Holder::user(self.user), bytes, true);
             taken.map_err(|_| ENOMEM)?;
         }
         Ok(Charge {

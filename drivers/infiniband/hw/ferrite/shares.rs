@@ -7,9 +7,14 @@ use crate::kernel_ext::{
     errno,
     user, //
 };
+use core::mem;
 use kernel::{
     prelude::*,
-    rbtree::RBTree, //
+    rbtree::{
+        RBTree,
+        RBTreeNodeReservation, //
+    },
+    sync::Mutex, //
 };
 
 /// Which part of what the kernel needs too is not for users, even if it does not use that now.
@@ -54,6 +59,99 @@ impl Holder {
             taken => taken,
         }
     }
+
+    /// Calls `take` as [`Holder::take`] does, for something of `pool`, in which no memory is allocated while it
+    /// is locked. Sleeps.
+    pub(crate) fn take_from<P: Unpin, T>(
+        self,
+        pool: &Mutex<P>,
+        mut take: impl FnMut(&mut P, bool, &mut Spare) -> Result<T>,
+    ) -> Result<T> {
+        Spare::provide(|spare| {
+            let mut pool = pool.lock();
+            self.take(|bound| take(&mut pool, bound, spare))
+        })
+    }
+}
+
+/// Memory for what all users take from under one lock. It is allocated without the lock: whoever is out of
+/// memory, in a control group of his own too, is the only one to wait until some was reclaimed; and what
+/// reclaim waits for, as a disk that is connected anew, may give something back meanwhile.
+#[derive(Default)]
+pub(crate) struct Spare {
+    node: Option<RBTreeNodeReservation<u64, u64>>,
+    words: KVVec<u32>,
+    bytes: KVVec<u8>,
+    lacking: Option<Lacking>,
+}
+
+/// What was not there: memory for another user, or for so many elements.
+enum Lacking {
+    Node,
+    Words(usize),
+    Bytes(usize),
+}
+
+impl Spare {
+    /// How many elements a vector has room for at least.
+    const FEWEST: usize = 64;
+
+    /// Calls `attempt` until it lacks no memory. What it did not need, or does not any more, is freed
+    /// afterwards. Who takes pays for all of it: many of his threads may find the same vector full at once.
+    pub(crate) fn provide<T>(mut attempt: impl FnMut(&mut Self) -> Result<T>) -> Result<T> {
+        let mut spare = Self::default();
+        loop {
+            let result = attempt(&mut spare);
+            match spare.lacking.take() {
+                None => return result,
+                Some(Lacking::Node) => {
+                    spare.node = Some(RBTreeNodeReservation::new(GFP_KERNEL_ACCOUNT)?);
+                }
+                Some(Lacking::Words(count)) => {
+                    spare.words = KVVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?;
+                }
+                Some(Lacking::Bytes(count)) => {
+                    spare.bytes = KVVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?;
+                }
+            }
+        }
+    }
+
+    /// Appends to `vec`; fails where there is no room, until the next attempt.
+    pub(crate) fn push_word(&mut self, vec: &mut KVVec<u32>, word: u32) -> Result {
+        push(vec, &mut self.words, word).map_err(|count| self.lack(Lacking::Words(count)))
+    }
+
+    /// The same of bytes.
+    pub(crate) fn push_byte(&mut self, vec: &mut KVVec<u8>, byte: u8) -> Result {
+        push(vec, &mut self.bytes, byte).map_err(|count| self.lack(Lacking::Bytes(count)))
+    }
+
+    fn node(&mut self) -> Result<RBTreeNodeReservation<u64, u64>> {
+        self.node.take().ok_or_else(|| self.lack(Lacking::Node))
+    }
+
+    fn lack(&mut self, what: Lacking) -> Error {
+        self.lacking = Some(what);
+        ENOMEM
+    }
+}
+
+/// Appends to `vec`. A full one is exchanged for `spare`, if that has more room; else the error says how many
+/// elements it should have room for.
+fn push<T: Copy>(vec: &mut KVVec<T>, spare: &mut KVVec<T>, value: T) -> Result<(), usize> {
+    if vec.len() == vec.capacity() {
+        let wanted = (2 * vec.len()).max(Spare::FEWEST);
+        if spare.capacity() <= vec.len() || !spare.is_empty() {
+            return Err(wanted);
+        }
+        for old in vec.iter() {
+            spare.push_within_capacity(*old).map_err(|_| wanted)?;
+        }
+        mem::swap(vec, spare);
+    }
+    vec.push_within_capacity(value)
+        .map_err(|_| 2 * Spare::FEWEST)
 }
 
 /// Whether a user with `own` of something may have `more` of it, where others have `others` of
@@ -97,7 +195,13 @@ impl Shares {
 
     /// Takes some: `ENOSPC` where there is not so much left, `EDQUOT` beyond a user's share, where he is `bound`
     /// by it.
-    pub(crate) fn take(&mut self, holder: Holder, more: u64, bound: bool) -> Result {
+    pub(crate) fn take(
+        &mut self,
+        holder: Holder,
+        more: u64,
+        bound: bool,
+        spare: &mut Spare,
+    ) -> Result {
         if more > self.total - self.used {
             return Err(ENOSPC);
         }
@@ -109,8 +213,7 @@ impl Shares {
         match self.holders.get_mut(&holder.0) {
             Some(own) => *own += more,
             None => {
-                self.holders
-                    .try_create_and_insert(holder.0, more, GFP_KERNEL_ACCOUNT)?;
+                self.holders.insert(spare.node()?.into_node(holder.0, more));
             }
         }
         self.used += more;
@@ -133,10 +236,48 @@ impl Shares {
 mod tests {
     use super::*;
 
+    fn take(shares: &mut Shares, holder: Holder, more: u64, bound: bool) -> Result {
+        Spare::provide(|spare| shares.take(holder, more, bound, spare))
+    }
+
+    #[test]
+    fn memory_is_allocated_between_attempts_alone() -> Result {
+        let mut shares = Shares::new(256);
+        let mut attempts = 0;
+        for expected in [2, 3] {
+            Spare::provide(|spare| {
+                attempts += 1;
+                shares.take(Holder::user(1), 1, true, spare)
+            })?;
+            assert_eq!(attempts, expected);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_vector_grows_by_what_is_spare_and_keeps_what_it_has() -> Result {
+        let (mut words, mut bytes) = (KVVec::new(), KVVec::new());
+        let mut attempts = 0;
+        for number in 0..1000u32 {
+            Spare::provide(|spare| {
+                attempts += 1;
+                spare.push_word(&mut words, number)
+            })?;
+            Spare::provide(|spare| spare.push_byte(&mut bytes, number as u8))?;
+        }
+        assert!((0..1000).eq(words.iter().copied()));
+        assert!((0..1000)
+            .map(|number: u32| number as u8)
+            .eq(bytes.iter().copied()));
+        // 64, 128, 256, 512, 1024.
+        assert_eq!(attempts, 1005);
+        Ok(())
+    }
+
     /// Takes all that a user gets.
     fn take_all(shares: &mut Shares, user: u64, step: u64) -> u64 {
         let mut taken = 0;
-        while shares.take(Holder::user(user), step, true).is_ok() {
+        while take(shares, Holder::user(user), step, true).is_ok() {
             taken += step;
         }
         taken
@@ -159,11 +300,11 @@ mod tests {
         let mut shares = Shares::new(256);
         for much in [193, 256] {
             assert_eq!(
-                shares.take(Holder::user(1), much, true),
+                take(&mut shares, Holder::user(1), much, true),
                 Err(errno::edquot())
             );
         }
-        assert_eq!(shares.take(Holder::user(1), 192, true), Ok(()));
+        assert_eq!(take(&mut shares, Holder::user(1), 192, true), Ok(()));
     }
 
     #[test]
@@ -171,7 +312,7 @@ mod tests {
         let mut shares = Shares::new(1 << 20);
         for bound in [false, true] {
             for much in [(1 << 20) + 1, u64::MAX] {
-                assert_eq!(shares.take(Holder::user(1), much, bound), Err(ENOSPC));
+                assert_eq!(take(&mut shares, Holder::user(1), much, bound), Err(ENOSPC));
             }
         }
         assert_eq!(shares.used, 0);
@@ -200,21 +341,21 @@ mod tests {
         let taken: u64 = (1..100).map(|user| take_all(&mut shares, user, 1)).sum();
         assert_eq!(taken, TOTAL - TOTAL / KERNELS_PART);
         // Who may exceed limits gets more, and the kernel what is there.
-        shares.take(Holder::user(7), 1, false)?;
-        shares.take(Holder::KERNEL, TOTAL / KERNELS_PART - 1, false)?;
-        assert_eq!(shares.take(Holder::KERNEL, 1, false), Err(ENOSPC));
-        assert_eq!(shares.take(Holder::user(7), 1, false), Err(ENOSPC));
+        take(&mut shares, Holder::user(7), 1, false)?;
+        take(&mut shares, Holder::KERNEL, TOTAL / KERNELS_PART - 1, false)?;
+        assert_eq!(take(&mut shares, Holder::KERNEL, 1, false), Err(ENOSPC));
+        assert_eq!(take(&mut shares, Holder::user(7), 1, false), Err(ENOSPC));
         Ok(())
     }
 
     #[test]
     fn what_the_kernel_has_is_of_its_own_part_first() -> Result {
         let mut shares = Shares::with_kernel(1600);
-        shares.take(Holder::KERNEL, 100, false)?;
+        take(&mut shares, Holder::KERNEL, 100, false)?;
         assert_eq!(take_all(&mut shares, 1, 1), 1125);
         shares.give_back(Holder::user(1), 1125);
         // Beyond that it has what users do not.
-        shares.take(Holder::KERNEL, 700, false)?;
+        take(&mut shares, Holder::KERNEL, 700, false)?;
         assert_eq!(take_all(&mut shares, 1, 1), 600);
         Ok(())
     }

@@ -16,14 +16,20 @@ use crate::{
     },
     commands::DeviceObject,
     device::Ferrite,
-    kernel_ext::random,
+    kernel_ext::{
+        memory,
+        random, //
+    },
     numbers::{
         NumberPool,
         NumberShares,
         Shuffle, //
     },
     rdma,
-    shares::Holder, //
+    shares::{
+        Holder,
+        Spare, //
+    },
 };
 use core::ops::Range;
 use kernel::{
@@ -78,15 +84,13 @@ impl TagAllocator {
     }
 
     /// Takes a tag that is not in use, of a share as [`NumberShares::take`] does.
-    pub(crate) fn take(&mut self, holder: Holder, bound: bool) -> Result<Tag> {
-        let place = self.places.take(holder, bound)?;
+    pub(crate) fn take(&mut self, holder: Holder, bound: bool, spare: &mut Spare) -> Result<Tag> {
         let random = random::get_u32() as u8;
-        if place as usize >= self.instances.len() {
-            if let Err(error) = self.instances.push(random, GFP_KERNEL) {
-                self.places.give_back(holder, place);
-                return Err(error.into());
-            }
+        // One more than were ever in use, before that: whatever fails, there is an instance for each place.
+        if self.instances.len() <= self.places.begun() {
+            spare.push_byte(&mut self.instances, random)?;
         }
+        let place = self.places.take(holder, bound, spare)?;
         let instance = self.instances.get_mut(place as usize).ok_or(EINVAL)?;
         *instance = instance.wrapping_add(1 + random % Self::MAX_STEP);
         Ok(Tag::new(self.first + self.shuffle.get(place), *instance))
@@ -116,7 +120,10 @@ impl Tags {
         let tags = pin_init!(Self {
             allocator <- new_mutex!(TagAllocator::new(indices), "ferrite_tags"),
         });
-        Arc::pin_init(tags, GFP_KERNEL)
+        let tags = Arc::pin_init(tags, GFP_KERNEL)?;
+        // Regions of kernel users that disks hang on end, and give their tags back.
+        memory::taken_in_reclaim(|| drop(tags.allocator.lock()));
+        Ok(tags)
     }
 
     /// How many tags are in use, and how many there are. Sleeps.
@@ -127,8 +134,9 @@ impl Tags {
     /// Takes a tag until the result is dropped: `EDQUOT` beyond a user's share, `ENOSPC` when all are in use.
     /// Sleeps.
     pub(crate) fn take(self: &Arc<Self>, holder: Holder) -> Result<TakenTag> {
-        let mut allocator = self.allocator.lock();
-        let tag = holder.take(|bound| allocator.take(holder, bound))?;
+        let tag = holder.take_from(&self.allocator, |allocator, bound, spare| {
+            allocator.take(holder, bound, spare)
+        })?;
         Ok(TakenTag {
             tag,
             holder,
@@ -302,7 +310,22 @@ mod tests {
     use super::*;
 
     fn take(tags: &mut TagAllocator) -> Result<Tag> {
-        tags.take(Holder::KERNEL, false)
+        Spare::provide(|spare| tags.take(Holder::KERNEL, false, spare))
+    }
+
+    #[test]
+    fn tags_are_given_out_after_some_could_not_be() -> Result {
+        let mut tags = TagAllocator::new(1..1000);
+        // There is no memory, or a place was taken and then nothing came of it.
+        let failed = tags.take(Holder::KERNEL, false, &mut Spare::default());
+        assert_eq!(failed, Err(ENOMEM));
+        let place = Spare::provide(|spare| tags.places.take(Holder::KERNEL, false, spare))?;
+        tags.places.give_back(Holder::KERNEL, place);
+        for _ in 0..300 {
+            take(&mut tags)?;
+        }
+        assert_eq!(tags.places.occupancy().0, 300);
+        Ok(())
     }
 
     /// Tables in ordinary memory; table `n` has address `(n + 1) << 32`.
