@@ -291,6 +291,16 @@ pub trait SleepHandlers: pci::Driver {
     fn complete<'bound>(dev: &'bound pci::Device<device::Core<'_>>, this: Pin<&Self::Data<'bound>>);
 }
 
+/// A driver that is told when the machine is about to end, or to start another kernel. Register it by [`Adapter`].
+///
+/// The callback runs with the device lock held, so that neither `probe` nor `unbind` runs at the same time. It may sleep.
+/// What the driver queues is still done.
+pub trait ShutdownHandler: pci::Driver {
+    /// The function is not used by this kernel any more, and memory that it knows may be another one's: it is to touch
+    /// none. Resets by others may still follow, and `unbind`.
+    fn shutdown<'bound>(dev: &'bound pci::Device<device::Core<'_>>, this: Pin<&Self::Data<'bound>>);
+}
+
 /// A driver whose functions follow processors that come and go.
 ///
 /// # Safety
@@ -308,13 +318,17 @@ pub unsafe trait FollowsProcessors {
     fn state() -> &'static cpu_hotplug::State<Self::Follower>;
 }
 
-/// A [`pci::Adapter`] for a driver with [`ResetHandlers`], [`SleepHandlers`] and [`FollowsProcessors`], for
-/// [`kernel::module_driver`].
-pub struct Adapter<T: ResetHandlers + SleepHandlers + FollowsProcessors>(PhantomData<T>);
+/// A [`pci::Adapter`] for a driver with [`ResetHandlers`], [`SleepHandlers`], [`ShutdownHandler`] and
+/// [`FollowsProcessors`], for [`kernel::module_driver`].
+pub struct Adapter<T: ResetHandlers + SleepHandlers + ShutdownHandler + FollowsProcessors>(
+    PhantomData<T>,
+);
 
 // SAFETY: The driver is registered by `pci::Adapter`, with that layout: `struct pci_driver`, in which
 // it says where the `struct device_driver` is; its `probe` stores a `T::Data`.
-unsafe impl<T: ResetHandlers + SleepHandlers + FollowsProcessors> DriverLayout for Adapter<T> {
+unsafe impl<T: ResetHandlers + SleepHandlers + ShutdownHandler + FollowsProcessors> DriverLayout
+    for Adapter<T>
+{
     type DriverType = bindings::pci_driver;
     type DriverData<'bound> = T::Data<'bound>;
     const DEVICE_DRIVER_OFFSET: usize = <pci::Adapter<T> as DriverLayout>::DEVICE_DRIVER_OFFSET;
@@ -322,7 +336,9 @@ unsafe impl<T: ResetHandlers + SleepHandlers + FollowsProcessors> DriverLayout f
 
 // SAFETY: `register` succeeds only if that of `pci::Adapter` did, and `unregister` is that of
 // `pci::Adapter`.
-unsafe impl<T: ResetHandlers + SleepHandlers + FollowsProcessors> RegistrationOps for Adapter<T> {
+unsafe impl<T: ResetHandlers + SleepHandlers + ShutdownHandler + FollowsProcessors> RegistrationOps
+    for Adapter<T>
+{
     unsafe fn register(
         pdrv: &Opaque<Self::DriverType>,
         name: &'static CStr,
@@ -333,6 +349,7 @@ unsafe impl<T: ResetHandlers + SleepHandlers + FollowsProcessors> RegistrationOp
         unsafe {
             (*pdrv.get()).err_handler = &Self::HANDLERS;
             (*pdrv.get()).driver.pm = &Self::POWER;
+            (*pdrv.get()).shutdown = Some(Self::shutdown_callback);
         }
         // SAFETY: The caller registers the driver, which is not registered then, and nor is its state, which is no other's.
         // It unregisters it before the module goes, and where it cannot be registered the state is unregistered here.
@@ -356,7 +373,7 @@ unsafe impl<T: ResetHandlers + SleepHandlers + FollowsProcessors> RegistrationOp
     }
 }
 
-impl<T: ResetHandlers + SleepHandlers + FollowsProcessors> Adapter<T> {
+impl<T: ResetHandlers + SleepHandlers + ShutdownHandler + FollowsProcessors> Adapter<T> {
     const HANDLERS: bindings::pci_error_handlers = bindings::pci_error_handlers {
         reset_prepare: Some(Self::reset_prepare_callback),
         reset_done: Some(Self::reset_done_callback),
@@ -395,6 +412,16 @@ impl<T: ResetHandlers + SleepHandlers + FollowsProcessors> Adapter<T> {
         // SAFETY: The PCI core calls this with the device of a function, locked, of the driver that has these
         // operations.
         unsafe { Self::tell(container_of!(dev, bindings::pci_dev, dev), T::complete) };
+    }
+
+    /// # Safety
+    ///
+    /// Only for the PCI core: `pdev` must be valid, locked, and `pci_dev::driver` the driver that was
+    /// registered with this.
+    unsafe extern "C" fn shutdown_callback(pdev: *mut bindings::pci_dev) {
+        // SAFETY: The driver core locks a device before it shuts it down, and the PCI core calls this for a valid function
+        // whose driver has it.
+        unsafe { Self::tell(pdev, T::shutdown) }
     }
 
     /// # Safety

@@ -28,6 +28,7 @@ use crate::{
             ConfigLock,
             FollowsProcessors,
             ResetHandlers,
+            ShutdownHandler,
             SleepHandlers, //
         }, //
     },
@@ -362,6 +363,12 @@ impl SleepHandlers for FerriteDriver {
 
     fn complete<'bound>(_pdev: &'bound pci::Device<Core<'_>>, this: Pin<&Self::Data<'bound>>) {
         this.recovery.wake_up();
+    }
+}
+
+impl ShutdownHandler for FerriteDriver {
+    fn shutdown<'bound>(_pdev: &'bound pci::Device<Core<'_>>, this: Pin<&Self::Data<'bound>>) {
+        this.recovery.shut_down();
     }
 }
 

@@ -208,7 +208,7 @@ enum Outcome {
     Began,
     /// None has.
     Failed,
-    /// None has, as others reset the function.
+    /// None has, as others reset the function, or the driver lets go of it.
     Interrupted,
     /// None has, or none was to: the device did not stop, and may touch what it was told of.
     Unstoppable,
@@ -517,6 +517,8 @@ struct Current {
     hw: Option<Arc<Hardware>>,
     /// Somebody else is about to reset the function, or does.
     held: bool,
+    /// The kernel is about to end, for good.
+    shut_down: bool,
     /// How often that has begun or ended.
     changes: u64,
     /// How often it had when the last attempt to begin a life began.
@@ -530,6 +532,7 @@ impl Current {
         Self {
             hw: None,
             held: false,
+            shut_down: false,
             changes: 0,
             noted: 0,
             unstoppable: false,
@@ -538,7 +541,7 @@ impl Current {
 
     /// Somebody else is about to reset the function, or that is over.
     fn hold(&mut self, held: bool) {
-        self.held = held;
+        self.held = held || self.shut_down;
         self.changes = self.changes.wrapping_add(1);
     }
 
@@ -900,6 +903,14 @@ impl Recovery {
         }
     }
 
+    /// The machine is about to end, or to start another kernel, which has the memory that this one had: what
+    /// [`Self::sleep`] does, for good. Sleeps.
+    pub(crate) fn shut_down(&self) {
+        // Whoever resets the function after this lets nothing begin again by that.
+        self.current.lock().shut_down = true;
+        self.sleep();
+    }
+
     /// The machine is awake, or did not sleep.
     pub(crate) fn wake_up(self: &Arc<Self>) {
         // It may be told without having been asked to sleep.
@@ -976,6 +987,10 @@ impl Recovery {
             lives.kept.name = life.name();
             // Also where no other can begin: consumers are rid of it.
             parting::end(&self.pdev, life);
+        }
+        if self.exchange.lock().closed {
+            // Who unbinds waits for this, and would end what begins here.
+            return (Outcome::Interrupted, Err(ENODEV));
         }
         {
             let mut current = self.current.lock();
@@ -1104,6 +1119,9 @@ impl Recovery {
         match result {
             Ok(()) if renewal => dev_info!(self.pdev, "device has another vector map\n"),
             Ok(()) => dev_info!(self.pdev, "device works again\n"),
+            Err(error) if outcome == Outcome::Interrupted => {
+                dev_info!(self.pdev, "device does not come back yet: {:?}\n", error);
+            }
             Err(error) => dev_err!(self.pdev, "device does not come back: {:?}\n", error),
         }
         // Here, as who set it may not wait for this any more.
@@ -1620,6 +1638,17 @@ mod tests {
         assert_eq!(plan.ended(Outcome::Interrupted, false, now), Step::Wait(0));
         assert_eq!(plan.attempts, 0);
         assert_eq!(plan.step(false, None, now), Step::Attempt);
+    }
+
+    #[test]
+    fn a_reset_after_shutdown_lets_nothing_begin() {
+        let mut current = Current::new();
+        current.shut_down = true;
+        for held in [true, true, false] {
+            current.hold(held);
+            current.attempts();
+            assert_eq!(current.outcome(), Outcome::Interrupted);
+        }
     }
 
     #[test]
