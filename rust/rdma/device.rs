@@ -782,6 +782,9 @@ c_flags! {
     }
 }
 
+/// The bits of `kernel_cap_flags` that are the core's: it assigns them from the lowest up.
+pub(super) const CAPS_OF_CORE: u64 = u32::MAX as u64;
+
 /// What a device is and can do.
 #[derive(Clone, Copy, Debug, Default)]
 #[allow(missing_docs)]
@@ -850,7 +853,7 @@ impl DeviceAttr {
         raw.max_qp = self.max_qp as c_int;
         raw.max_qp_wr = self.max_qp_wr as c_int;
         raw.device_cap_flags = self.caps.as_raw();
-        raw.kernel_cap_flags = self.driver_caps;
+        raw.kernel_cap_flags = self.driver_caps & !CAPS_OF_CORE;
         if self.local_dma_lkey {
             raw.kernel_cap_flags |= u64::from(bindings::ib_kernel_cap_flags_IBK_LOCAL_DMA_LKEY);
         }

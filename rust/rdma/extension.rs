@@ -11,45 +11,26 @@
 //!
 //! [`DeviceAttr::driver_caps`]: super::DeviceAttr::driver_caps
 
-use super::{Access, QpCreateFlags};
+use super::{device::CAPS_OF_CORE, Access, QpCreateFlags};
 use crate::bindings;
 use crate::kernel_ext::errno::eopnotsupp;
 use kernel::prelude::*;
 
-/// Something that a driver can do for kernel users: how its devices say that they have it, and in what
-/// numbers it is asked for.
-///
-/// # Invariants
-///
-/// Devices of which the core knows all of `capability` are of a driver that means by the other numbers
-/// what who made this does. They are none of the core's.
+/// The numbers that something of a driver's is asked for by; none of the core's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extension {
-    capability: u64,
+pub struct DriverNumbers {
     create_flags: QpCreateFlags,
     access: Access,
     opcode: Option<u32>,
 }
 
-impl Extension {
-    /// What devices have whose [`DeviceAttr::driver_caps`](super::DeviceAttr::driver_caps) have
-    /// `capability`.
-    ///
-    /// # Safety
-    ///
-    /// No device but of the driver that the extension is of may say that it has `capability`. That
-    /// driver must know the numbers that are added to this, and demand no more of memory for them than of
-    /// other requests: that what a request names stays until it is complete.
-    pub const unsafe fn new(capability: u64) -> Self {
-        assert!(capability > u32::MAX as u64, "the core's, or none");
-        // INVARIANT: The caller vouches for the driver.
-        Self {
-            capability,
-            create_flags: QpCreateFlags::from_raw(0),
-            access: Access::from_raw(0),
-            opcode: None,
-        }
-    }
+impl DriverNumbers {
+    /// None of them.
+    pub const NONE: Self = Self {
+        create_flags: QpCreateFlags::from_raw(0),
+        access: Access::from_raw(0),
+        opcode: None,
+    };
 
     /// Queue pairs are made for it by these flags.
     pub const fn with_create_flags(mut self, flags: QpCreateFlags) -> Self {
@@ -72,6 +53,41 @@ impl Extension {
         self.opcode = Some(opcode);
         self
     }
+}
+
+/// Something that a driver can do for kernel users: how its devices say that they have it, and in what
+/// numbers it is asked for.
+///
+/// # Invariants
+///
+/// Devices of which the core knows all of `capability` are of a driver that means by `numbers` what who made
+/// this does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extension {
+    capability: u64,
+    numbers: DriverNumbers,
+}
+
+impl Extension {
+    /// What devices have whose [`DeviceAttr::driver_caps`](super::DeviceAttr::driver_caps) have
+    /// `capability`.
+    ///
+    /// # Safety
+    ///
+    /// No device but of the driver that the extension is of may say that it has `capability`. That
+    /// driver must know the `numbers`, and demand no more of memory for them than of other requests: that what
+    /// a request names stays until it is complete.
+    pub const unsafe fn new(capability: u64, numbers: DriverNumbers) -> Self {
+        assert!(
+            capability != 0 && capability & CAPS_OF_CORE == 0,
+            "the core's, or none"
+        );
+        // INVARIANT: The caller vouches for the driver.
+        Self {
+            capability,
+            numbers,
+        }
+    }
 
     /// How a device says that it has it.
     pub const fn capability(&self) -> u64 {
@@ -80,17 +96,17 @@ impl Extension {
 
     /// The flags of queue pairs that are made for it.
     pub const fn create_flags(&self) -> QpCreateFlags {
-        self.create_flags
+        self.numbers.create_flags
     }
 
     /// The rights of regions that are registered for it.
     pub const fn access(&self) -> Access {
-        self.access
+        self.numbers.access
     }
 
     /// The opcode of its requests, if there are such.
     pub const fn opcode(&self) -> Option<u32> {
-        self.opcode
+        self.numbers.opcode
     }
 
     /// Whether a device has it that says so much of itself.
@@ -103,7 +119,7 @@ impl Extension {
         let none = QpCreateFlags::default();
         extensions.iter().try_fold(none, |flags, extension| {
             if extension.is_among(kernel_cap_flags) {
-                Ok(flags | extension.create_flags)
+                Ok(flags | extension.create_flags())
             } else {
                 Err(eopnotsupp())
             }
@@ -113,9 +129,9 @@ impl Extension {
     /// Checks rights for what a queue pair with these extensions registers: the core's, and of others only
     /// theirs; else `EOPNOTSUPP`.
     pub(super) fn check_access(extensions: &[Self], access: Access) -> Result {
-        let known = extensions
-            .iter()
-            .fold(Access::OF_CORE, |known, extension| known | extension.access);
+        let known = extensions.iter().fold(Access::OF_CORE, |known, extension| {
+            known | extension.access()
+        });
         if known.contains(access) {
             Ok(())
         } else {

@@ -39,9 +39,9 @@ struct Minimal;
 const OWN_OPCODE: u32 = bindings::ib_wr_opcode_IB_WR_RESERVED1 + 3;
 
 /// An extension that devices of some driver have.
-fn own_extension(bit: u32) -> Extension {
+fn own_extension(bit: u32, numbers: DriverNumbers) -> Extension {
     // SAFETY: Nobody posts anything.
-    unsafe { Extension::new(1 << bit) }
+    unsafe { Extension::new(1 << bit, numbers) }
 }
 
 #[vtable]
@@ -906,7 +906,8 @@ mod suite {
     fn what_the_core_does_not_know_of_a_device_is_told_besides_what_it_does() {
         let attr = DeviceAttr {
             local_dma_lkey: true,
-            driver_caps: 5 << 40,
+            // Of the core's own none is told by that.
+            driver_caps: 5 << 40 | 6,
             ..DeviceAttr::default()
         };
         let mut raw: bindings::ib_device_attr = pin_init::zeroed();
@@ -969,9 +970,9 @@ mod suite {
     fn what_only_some_devices_have_is_asked_of_these_alone() {
         let [flag, other_flag] = [1 << 26, 1 << 31].map(QpCreateFlags::from_raw);
         let right = Access::from_raw(1 << 31);
-        let one = own_extension(40).with_create_flags(flag);
-        let other = own_extension(42).with_create_flags(other_flag);
-        let with_right = own_extension(41).with_access(right);
+        let one = own_extension(40, DriverNumbers::NONE.with_create_flags(flag));
+        let other = own_extension(42, DriverNumbers::NONE.with_create_flags(other_flag));
+        let with_right = own_extension(41, DriverNumbers::NONE.with_access(right));
         // A number that is told to a device whose own it is not means something else there.
         let asked = |extensions: &[Extension], caps| Extension::flags_for(extensions, caps);
         assert_eq!(asked(&[], 0), Ok(QpCreateFlags::default()));

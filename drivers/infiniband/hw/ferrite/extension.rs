@@ -11,6 +11,7 @@ use crate::{
     rdma::{
         ulp,
         Access,
+        DriverNumbers,
         Extension,
         QpCreateFlags, //
     },
@@ -18,20 +19,23 @@ use crate::{
 use kernel::sync::Arc;
 
 /// One that a device has whose `kernel_cap_flags` have that bit.
-const fn said_by(bit: u32) -> Extension {
+const fn said_by(bit: u32, numbers: DriverNumbers) -> Extension {
     // SAFETY: Bits from 61 up of `kernel_cap_flags` are set by this driver alone: the core assigns them from
     // the lowest up, and no other driver has any of its own. The numbers are read as below in `qp/layout.rs`,
     // `wqe.rs` and `mr.rs`; a registration keeps its region busy until it is complete, as any other.
-    unsafe { Extension::new(1 << bit) }
+    unsafe { Extension::new(1 << bit, numbers) }
 }
 
 /// The first of the flags that are a driver's.
 const FIRST_CREATE_FLAG: u32 = bindings::ib_qp_create_flags_IB_QP_CREATE_RESERVED_START as u32;
 
 /// Registration (FRWR) and message in one work request, [`register_send`].
-pub const REGISTER_SEND: Extension = said_by(63)
-    .with_create_flags(QpCreateFlags::from_raw(FIRST_CREATE_FLAG << 1))
-    .with_opcode(REGISTER_SEND_OPCODE);
+pub const REGISTER_SEND: Extension = said_by(
+    63,
+    DriverNumbers::NONE
+        .with_create_flags(QpCreateFlags::from_raw(FIRST_CREATE_FLAG << 1))
+        .with_opcode(REGISTER_SEND_OPCODE),
+);
 
 /// A registration by work request that fails drains the send queue: state SQD, what is posted after it is
 /// flushed until the consumer goes on (SQD->RTS). Without it the queue pair is in error. What is flushed
@@ -39,12 +43,14 @@ pub const REGISTER_SEND: Extension = said_by(63)
 ///
 /// A device with this refuses a registration whose key is that of no region of the domain, is in use, or is
 /// that of a region with room for fewer pages; it changes nothing then.
-pub const REGISTER_DRAINS: Extension =
-    said_by(62).with_create_flags(QpCreateFlags::from_raw(FIRST_CREATE_FLAG));
+pub const REGISTER_DRAINS: Extension = said_by(
+    62,
+    DriverNumbers::NONE.with_create_flags(QpCreateFlags::from_raw(FIRST_CREATE_FLAG)),
+);
 
 /// What is registered by work request with [`ONE_TOUCH_ACCESS`] ends with the first message that writes to
 /// it.
-pub const ONE_TOUCH: Extension = said_by(61).with_access(ONE_TOUCH_ACCESS);
+pub const ONE_TOUCH: Extension = said_by(61, DriverNumbers::NONE.with_access(ONE_TOUCH_ACCESS));
 
 /// The opcode of an `ib_reg_wr` that registers and then sends its own `sg_list`, and has the peer
 /// invalidate `invalidate_rkey` unless that is zero. It completes as a send.
