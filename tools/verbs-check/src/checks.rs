@@ -100,6 +100,10 @@ pub const CASES: &[Case] = &[
         run: pending::run,
     },
     Case {
+        name: "at-once",
+        run: pending::run_at_once,
+    },
+    Case {
         name: "many",
         run: many::run,
     },

@@ -248,8 +248,7 @@ fn overtaken_doorbells(cluster: &Cluster) -> Result<()> {
     for late in HELD_BACK {
         with_held(cluster, ("hold_control", late), || {
             let before = waits()?;
-            super::basics::verbs_check_between(one, two, "data")?;
-            run_sample(one)?;
+            super::basics::verbs_check_between(one, two, "at-once")?;
             waited += waits()? - before;
             for vm in [one, two] {
                 ensure!(
@@ -266,6 +265,8 @@ fn overtaken_doorbells(cluster: &Cluster) -> Result<()> {
     }
     ensure!(waited > 0, "nothing overtook a doorbell");
     with_held(cluster, ("hold_control", HELD_BACK[0]), || {
+        super::basics::verbs_check_between(one, two, "data")?;
+        run_sample(one)?;
         by_itself(cluster, "dereg")
     })
 }

@@ -63,6 +63,44 @@ pub fn run(bench: &mut Bench, report: &mut Report) {
     }
 }
 
+/// Regions that are used as soon as they are registered, whatever the device knows by then: here, and by a peer. For
+/// devices that hear late of new commands.
+pub fn run_at_once(bench: &mut Bench, report: &mut Report) {
+    let used: [(&str, Body); 2] = [
+        ("a write from a region that was just registered", |bench| {
+            used_at_once(bench, End::Here)
+        }),
+        (
+            "a peer's write to a region that was just registered",
+            |bench| used_at_once(bench, End::There),
+        ),
+    ];
+    for (name, body) in used {
+        let result = no_events(bench).and_then(|()| body(bench));
+        bench.conclude(report, &format!("at once: {name}"), result);
+    }
+}
+
+fn used_at_once(bench: &mut Bench, end: End) -> Check {
+    let pair = pair(bench)?;
+    for _ in 0..5 {
+        let (mr, address, key) = region(bench, &pair, end, LENGTH)?;
+        let write = match end {
+            End::Here => write_from(&pair, (address, key)),
+            End::There => write_to(&pair, (address, key)),
+        };
+        post(bench, &pair, &write)?;
+        bench.status(
+            End::Here,
+            pair.here.send_cq,
+            IBV_WC_SUCCESS,
+            "a write by the new key",
+        )?;
+        bench.side(end).destroy(mr).at("ibv_dereg_mr")?;
+    }
+    bench.destroy(&pair)
+}
+
 /// A pair whose own regions the device has.
 fn pair(bench: &mut Bench) -> Check<Pair> {
     let pair = bench.pair(&PairOptions::default())?;
