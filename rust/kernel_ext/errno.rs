@@ -32,6 +32,8 @@ errno! {
     econnrefused = ECONNREFUSED;
     /// Address already in use (`EADDRINUSE`).
     eaddrinuse = EADDRINUSE;
+    /// Cannot assign requested address (`EADDRNOTAVAIL`).
+    eaddrnotavail = EADDRNOTAVAIL;
     /// Message too long (`EMSGSIZE`).
     emsgsize = EMSGSIZE;
 }

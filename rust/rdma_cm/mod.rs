@@ -19,7 +19,7 @@
 //! C header: [`include/rdma/rdma_cm.h`](srctree/include/rdma/rdma_cm.h).
 
 use crate::bindings;
-use crate::kernel_ext::errno::{econnaborted, econnrefused};
+use crate::kernel_ext::errno::{eaddrinuse, eaddrnotavail, econnaborted, econnrefused};
 use crate::rdma::consumer::{Cq, Depth, Landlord, Lease, Maker, Pd, Qp, User};
 use crate::rdma::QpType;
 use core::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
@@ -378,7 +378,15 @@ impl<H: Handler> Id<H> {
         self.locked(|raw| {
             // SAFETY: By the type invariant the identifier is ours; the function looks whether it is bound already, and
             // copies the address.
-            to_result(unsafe { bindings::rdma_bind_addr(raw, address.as_ptr()) })?;
+            let bound = to_result(unsafe { bindings::rdma_bind_addr(raw, address.as_ptr()) });
+            bound.map_err(|error| {
+                // What the core says of a port of any address that somebody has: there is none such that is not here.
+                if is_any && error == eaddrnotavail() {
+                    eaddrinuse()
+                } else {
+                    error
+                }
+            })?;
             if scope != 0 {
                 // As the core does for one that is not bound and looks for an address of a link.
                 // SAFETY: By the type invariant the identifier is ours; its handler is locked, and it looks for nobody yet.
@@ -856,7 +864,6 @@ impl<A: Acceptor> Drop for Listener<A> {
 mod tests {
     use super::*;
     use crate::kernel_ext::completion::Completion;
-    use crate::kernel_ext::errno::eaddrinuse;
     use core::net::SocketAddrV4;
     use kernel::time::msecs_to_jiffies;
 
