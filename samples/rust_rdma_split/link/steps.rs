@@ -142,7 +142,7 @@ pub(super) struct Pace {
     at_once: u64,
     /// Milliseconds for each.
     pause: u64,
-    /// When all that was answered would be through if each had had its pause.
+    /// When all that was answered would be through if each had got its pause.
     through: u64,
 }
 
