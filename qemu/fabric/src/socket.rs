@@ -3,14 +3,14 @@
 
 use crate::connection::Connection;
 use crate::descriptors;
+use rustix::event::{PollFd, PollFlags, Timespec};
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// For how long a socket may be listened on by those that are about to end.
 const PARTING: Duration = Duration::from_secs(1);
@@ -39,6 +39,19 @@ pub fn connect(path: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
+/// Connects to who listens, unless he hangs up at once: of a device that was killed its keeper may still have the
+/// socket, and does that.
+fn connect_to_who_stays(path: &Path) -> io::Result<OwnedFd> {
+    let socket = connect(path)?;
+    let mut waits = [PollFd::new(&socket, PollFlags::IN)];
+    let patience = Timespec::try_from(PARTING).ok();
+    rustix::event::poll(&mut waits, patience.as_ref())?;
+    if waits[0].revents().contains(PollFlags::HUP) {
+        return connect(path);
+    }
+    Ok(socket)
+}
+
 impl Listener {
     /// Listens on `path`.
     ///
@@ -46,19 +59,6 @@ impl Listener {
     /// is replaced. One that somebody listens on, and anything that is not a
     /// socket, is an error that names the path.
     pub fn bind(path: &Path) -> io::Result<Self> {
-        let end = Instant::now() + PARTING;
-        loop {
-            match Self::bind_once(path) {
-                // Of one that was killed somebody else may be about to close it.
-                Err(error) if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < end => {
-                    thread::sleep(PARTING / 20);
-                }
-                result => return result,
-            }
-        }
-    }
-
-    fn bind_once(path: &Path) -> io::Result<Self> {
         let named = |error: io::Error, what: &str| {
             io::Error::new(error.kind(), format!("{}: {what}: {error}", path.display()))
         };
@@ -69,7 +69,7 @@ impl Listener {
                     format!("{}: exists and is not a socket", path.display()),
                 ));
             }
-            Ok(_) => match connect(path) {
+            Ok(_) => match connect_to_who_stays(path) {
                 Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                     fs::remove_file(path)
                         .map_err(|error| named(error, "cannot remove the stale socket"))?;
