@@ -933,6 +933,9 @@ impl<O: Owner> Shared<O> {
             // Drained: no handler of this connection runs when they are gone.
             drop(data);
             drop(control);
+            // Of one that could not be drained what is not complete goes with its completion queue: here, while the
+            // memory has others who keep it, and not with a late completion in a soft interrupt.
+            steps.gear = None;
             // Who sends copies a frame to a chunk that he has taken, without the lock. He gives it up once he finds that
             // the connection is over: in a soft interrupt, where no memory of a device can be freed. So all others
             // stay until then.

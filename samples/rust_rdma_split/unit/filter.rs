@@ -56,7 +56,9 @@ impl Filter {
 
     /// Whether a host may send a frame that is not trusted: as nobody else, and to its own VLANs.
     pub(super) fn may_send(&self, header: &EthernetHeader, tag: Option<VlanTag>) -> bool {
-        header.source == self.mac && self.is_in(tag)
+        // Behind a priority without a VLAN there may be another tag, which is the one that counts for who gets it.
+        let hides = tag.is_some_and(|tag| tag.vlan == 0);
+        header.source == self.mac && !hides && self.is_in(tag)
     }
 
     /// Whether frames with that tag, or without one, are of a network that the host is part of. There is no way to ask for
@@ -219,7 +221,8 @@ mod tests {
             ..to(MacAddress::BROADCAST)
         };
         assert!(filter.may_send(&from(OWN), None));
-        assert!(filter.may_send(&from(OWN), tag(0)));
+        assert!(!filter.may_send(&from(OWN), tag(0)));
+        assert!(!filter.may_send(&from(OWN), tag(0xe000)));
         for other in [OTHER, GROUP, MacAddress([0; 6]), MacAddress::BROADCAST] {
             assert!(!filter.may_send(&from(other), None));
         }

@@ -994,7 +994,7 @@ fn impostors(cluster: &Cluster) -> Result<()> {
                 TIME,
             )?;
         }
-        unit.sh("ip -d link show eth1 | grep -q 'promiscuity 0'; ip link del own5")?;
+        unit.sh("ip -d link show eth1 | grep -q 'promiscuity 0' && ip link del own5")?;
         host.sh(&format!("ip link del v5; ip link set {OWN} promisc off"))?;
         // Users of other machines, and of this one.
         let user = "setpriv --reuid 65534 --regid 65534 --clear-groups split-peer";
