@@ -422,7 +422,8 @@ impl Mr {
             pd: pd.clone(),
         };
         // SAFETY: The region was made just now, for so many pages and for the device of the buffer, as was compared above;
-        // nobody else has it yet.
+        // nobody else has it yet. It goes before its buffer: `drop` comes before the fields, and leaks the buffer where the
+        // region stays.
         unsafe { this.buffer.memory.map_to(raw, page_size)? };
         Ok(Arc::new(this, GFP_KERNEL)?)
     }

@@ -34,7 +34,8 @@ pub struct Buffer {
 
 // SAFETY: The memory belongs to no task, and is freed by any.
 unsafe impl Send for Buffer {}
-// SAFETY: A reference to a buffer leads to no byte of it; chunks and regions have rules of their own.
+// SAFETY: A reference to a buffer leads to no byte of it but by the pointer of `as_ptr`, whose users read and write as the
+// device does, single bytes that are volatile; chunks and regions have rules of their own.
 unsafe impl Sync for Buffer {}
 
 impl Buffer {

@@ -279,9 +279,9 @@ pub struct Lease {
     tenancy: NonNull<Tenancy>,
 }
 
-// SAFETY: A tenancy is used by any task.
+// SAFETY: A tenancy belongs to no task: its device does not change, its count is atomic.
 unsafe impl Send for Lease {}
-// SAFETY: A tenancy may be shared.
+// SAFETY: What several tasks may do with a tenancy is to read what does not change, and to count, which is atomic.
 unsafe impl Sync for Lease {}
 
 impl Lease {
@@ -497,7 +497,8 @@ mod tests {
         })?;
         let resident = KBox::new(Resident::<Keeper> { tenancy, data }, GFP_KERNEL)?;
         let data = KBox::into_raw(resident).cast();
-        // SAFETY: As `add` sets it for a device, of which `remove` uses nothing.
+        // SAFETY: The data are a `Resident` that was given up for this, which is what `add` sets for a device; of the device
+        // `remove` uses nothing.
         unsafe { Registration::<Keeper>::remove(core::ptr::null_mut(), data) };
         assert_eq!(LAST.load(Acquire), 1);
         Ok(())

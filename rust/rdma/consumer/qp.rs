@@ -35,7 +35,7 @@ pub struct Done<T> {
     /// What it was known by.
     pub tag: T,
     /// What it used.
-    pub memory: Memory,
+    pub memory: RequestMemory,
     /// How it ended.
     pub outcome: Outcome,
 }
@@ -48,7 +48,7 @@ impl<T> Done<T> {
 }
 
 /// What a request uses.
-pub enum Memory {
+pub enum RequestMemory {
     /// Memory that it reads or writes.
     Chunk(Chunk),
     /// A region that it registers.
@@ -57,7 +57,7 @@ pub enum Memory {
     Invalidating(Arc<Region>),
 }
 
-impl Memory {
+impl RequestMemory {
     /// The chunk, if it is one.
     pub fn into_chunk(self) -> Option<Chunk> {
         match self {
@@ -74,7 +74,7 @@ pub struct Unposted<T> {
     /// What it would have been known by.
     pub tag: T,
     /// What it would have used.
-    pub memory: Memory,
+    pub memory: RequestMemory,
 }
 
 /// What a request does with its chunk.
@@ -218,7 +218,7 @@ impl<U: User, M: Maker> Qp<U, M> {
     pub fn recv(&self, chunk: Chunk, tag: U::Tag) -> Result<(), Unposted<U::Tag>> {
         let sge = self.sge(&chunk, &(0..chunk.len()));
         self.recvs
-            .post(tag, Memory::Chunk(chunk), sge, |cqe, mut sge| {
+            .post(tag, RequestMemory::Chunk(chunk), sge, |cqe, mut sge| {
                 let mut wr: bindings::ib_recv_wr = pin_init::zeroed();
                 wr.sg_list = &mut sge;
                 wr.num_sge = 1;
@@ -239,7 +239,7 @@ impl<U: User, M: Maker> Qp<U, M> {
     unsafe fn send<T>(
         &self,
         tag: U::Tag,
-        memory: Memory,
+        memory: RequestMemory,
         sge: Result<Option<bindings::ib_sge>>,
         mut wr: T,
     ) -> Result<(), Unposted<U::Tag>> {
@@ -284,7 +284,7 @@ impl<U: User, M: Maker> Qp<U, M> {
             wr.rkey = remote.rkey;
             wr
         };
-        let memory = Memory::Chunk(chunk);
+        let memory = RequestMemory::Chunk(chunk);
         let wr = match transfer {
             Transfer::Send | Transfer::SendWithImm(_) => {
                 let wr = match transfer {
@@ -309,7 +309,7 @@ impl<U: User, M: Maker> Qp<U, M> {
     /// peer; it is registered when it is complete. `EBUSY` where it is registered already, `EINVAL` if it is of another
     /// domain. Does not sleep.
     pub fn register(&self, region: &Arc<Region>, tag: U::Tag) -> Result<(), Unposted<U::Tag>> {
-        let memory = Memory::Registering(region.clone());
+        let memory = RequestMemory::Registering(region.clone());
         let begun = match Arc::ptr_eq(region.pd(), &self.pd) {
             true => region.begin_registering(),
             false => Err(EINVAL),
@@ -334,7 +334,7 @@ impl<U: User, M: Maker> Qp<U, M> {
     /// Posts the invalidation of a region: when it is complete the peer cannot use it any more. `EBUSY` where it is not
     /// registered, `EINVAL` if it is of another domain. Does not sleep.
     pub fn invalidate(&self, region: &Arc<Region>, tag: U::Tag) -> Result<(), Unposted<U::Tag>> {
-        let memory = Memory::Invalidating(region.clone());
+        let memory = RequestMemory::Invalidating(region.clone());
         let begun = match Arc::ptr_eq(region.pd(), &self.pd) {
             true => region.begin_invalidating(),
             false => Err(EINVAL),
@@ -374,7 +374,7 @@ impl<U: User, M: Maker> Drop for Qp<U, M> {
 /// What is in a slot while a request is under way.
 struct Held<T> {
     tag: T,
-    memory: Memory,
+    memory: RequestMemory,
 }
 
 /// Room for one request.
@@ -471,7 +471,7 @@ impl<U: User> Queue<U> {
     fn post<S>(
         &self,
         tag: U::Tag,
-        memory: Memory,
+        memory: RequestMemory,
         sge: Result<S>,
         post: impl FnOnce(*mut bindings::ib_cqe, S) -> c_int,
     ) -> Result<(), Unposted<U::Tag>> {
@@ -521,13 +521,13 @@ impl<U: User> Queue<U> {
     }
 
     /// A request is complete, and its slot is free.
-    fn finish(user: &U, tag: U::Tag, memory: Memory, outcome: Outcome) {
+    fn finish(user: &U, tag: U::Tag, memory: RequestMemory, outcome: Outcome) {
         let is_success = outcome.status == WcStatus::Success;
         match &memory {
-            Memory::Chunk(_) => {}
-            Memory::Registering(region) => region.settle(is_success),
+            RequestMemory::Chunk(_) => {}
+            RequestMemory::Registering(region) => region.settle(is_success),
             // Where it failed the queue pair is in error, and nobody can do anything with it any more.
-            Memory::Invalidating(region) => region.settle(!is_success),
+            RequestMemory::Invalidating(region) => region.settle(!is_success),
         }
         user.completed(Done {
             tag,
@@ -578,7 +578,7 @@ mod tests {
         let mut cqes = [ptr::null_mut(); 2];
         for (tag, at) in [(1, 0), (10, 1)] {
             let chunk = chunks.pop().ok_or(EINVAL)?;
-            let posted = queue.post(tag, Memory::Chunk(chunk), Ok(()), |cqe, ()| {
+            let posted = queue.post(tag, RequestMemory::Chunk(chunk), Ok(()), |cqe, ()| {
                 cqes[at] = cqe;
                 0
             });
@@ -586,7 +586,7 @@ mod tests {
         }
         // No more than it was made for.
         let chunk = chunks.pop().ok_or(EINVAL)?;
-        let refused = queue.post(3, Memory::Chunk(chunk), Ok(()), |_, ()| 0);
+        let refused = queue.post(3, RequestMemory::Chunk(chunk), Ok(()), |_, ()| 0);
         let Err(Unposted { error, tag, memory }) = refused else {
             return Err(EINVAL);
         };
@@ -625,7 +625,7 @@ mod tests {
         let queue = Arc::pin_init(Queue::new(1, &user), GFP_KERNEL)?;
         let chunk = chunks.pop().ok_or(EINVAL)?;
         assert!(queue
-            .post(1, Memory::Chunk(chunk), Ok(()), |_, ()| 0)
+            .post(1, RequestMemory::Chunk(chunk), Ok(()), |_, ()| 0)
             .is_ok());
         drop(queue);
         drop(chunks);
@@ -646,7 +646,7 @@ mod tests {
         for is_late in [false, true] {
             let queue = Arc::pin_init(Queue::new(1, &user), GFP_KERNEL)?;
             let chunk = chunks.pop().ok_or(EINVAL)?;
-            let posted = queue.post(1, Memory::Chunk(chunk), Ok(()), |cqe, ()| {
+            let posted = queue.post(1, RequestMemory::Chunk(chunk), Ok(()), |cqe, ()| {
                 late = cqe;
                 0
             });

@@ -11,7 +11,7 @@ use crate::protocol::{
     Element, Endpoint, Event, Handle, Misuse, Operation, PoolOffer, Status, Token, Transfer,
     Unsent, Variant, CONTROL_MAX, DATA_HEADER,
 };
-use crate::rdma::consumer::{self, Chunk, Done, Keep, Memory, Region, Unposted, User};
+use crate::rdma::consumer::{self, Chunk, Done, Keep, Region, RequestMemory, Unposted, User};
 use crate::rdma::ulp::Outcome;
 use crate::rdma::{Remote, WcOpcode};
 use crate::rdma_cm::{Connected, Id};
@@ -257,12 +257,12 @@ impl<O: Owner> State<O> {
 }
 
 impl<O: Owner> Live<O> {
-    fn put_room(&mut self, memory: Memory) {
+    fn put_room(&mut self, memory: RequestMemory) {
         // Those that belong elsewhere, of which there are none, go.
         let _ = memory.into_chunk().and_then(|chunk| self.rooms.put(chunk));
     }
 
-    fn put_read(&mut self, memory: Memory) {
+    fn put_read(&mut self, memory: RequestMemory) {
         let _ = memory.into_chunk().and_then(|chunk| self.reads.put(chunk));
     }
 
@@ -363,7 +363,7 @@ impl<O: Owner> Channel<O> {
     }
 
     /// Something of the send queues is done.
-    fn was_sent(&self, tag: Tag, memory: Memory) {
+    fn was_sent(&self, tag: Tag, memory: RequestMemory) {
         let shared = &self.shared;
         let (mut wakes, mut is_writable) = (false, false);
         let mut guard = shared.state.lock();
@@ -428,7 +428,7 @@ impl<O: Owner> Channel<O> {
         }
     }
 
-    fn control_in(&self, memory: Memory, outcome: &Outcome) {
+    fn control_in(&self, memory: RequestMemory, outcome: &Outcome) {
         let shared = &self.shared;
         let Some(chunk) = memory.into_chunk() else {
             return;
@@ -514,7 +514,7 @@ impl<O: Owner> Channel<O> {
         }
     }
 
-    fn data_in(&self, memory: Memory, outcome: &Outcome) {
+    fn data_in(&self, memory: RequestMemory, outcome: &Outcome) {
         let shared = &self.shared;
         let Some(chunk) = memory.into_chunk() else {
             return;
@@ -629,10 +629,10 @@ impl<O: Owner> Channel<O> {
     }
 
     /// Pull: a frame was read.
-    fn was_read(&self, memory: Memory, handle: Handle, length: usize) {
+    fn was_read(&self, memory: RequestMemory, handle: Handle, length: usize) {
         let shared = &self.shared;
         let owner = shared.state.lock().owner.clone();
-        if let (Memory::Chunk(chunk), Some(owner)) = (&memory, owner) {
+        if let (RequestMemory::Chunk(chunk), Some(owner)) = (&memory, owner) {
             if let Some(frame) = chunk.get(..length) {
                 owner.frame(Frame {
                     place: Place::Own(frame),
@@ -771,7 +771,7 @@ impl<O: Owner> Shared<O> {
             Err(_) => {
                 self.traffic.dropped_error.add();
                 if let Some(live) = &mut state.live {
-                    live.put_room(Memory::Chunk(chunk));
+                    live.put_room(RequestMemory::Chunk(chunk));
                 }
                 Err(Unsent::Empty)
             }
@@ -810,7 +810,7 @@ impl<O: Owner> Shared<O> {
         let transfer = match state.endpoint.send(length) {
             Ok(transfer) => transfer,
             Err(unsent) => {
-                live.put_room(Memory::Chunk(chunk));
+                live.put_room(RequestMemory::Chunk(chunk));
                 state.is_starved = true;
                 state.pump(&self.traffic);
                 let wakes = state.fault.is_some();
@@ -833,7 +833,7 @@ impl<O: Owner> Shared<O> {
                 .is_some_and(|room| frame.copy_to(room).is_ok());
             if !copied {
                 let _ = state.endpoint.unsend(transfer);
-                live.put_room(Memory::Chunk(chunk));
+                live.put_room(RequestMemory::Chunk(chunk));
                 self.traffic.dropped_error.add();
                 return Err(Unsent::Empty);
             }
@@ -845,7 +845,7 @@ impl<O: Owner> Shared<O> {
             }
             return posted;
         };
-        live.put_room(Memory::Chunk(chunk));
+        live.put_room(RequestMemory::Chunk(chunk));
         let fill = live
             .pools
             .iter_mut()
@@ -925,7 +925,7 @@ impl<O: Owner> State<O> {
             Ok(transfer) => self.post(transfer, chunk, length, traffic),
             Err(unsent) => {
                 if let Some(live) = &mut self.live {
-                    live.put_room(Memory::Chunk(chunk));
+                    live.put_room(RequestMemory::Chunk(chunk));
                 }
                 self.is_starved = true;
                 // The peer is asked for more.

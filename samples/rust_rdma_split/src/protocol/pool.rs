@@ -5,7 +5,7 @@
 //! Of each pool one side sends frames through it and the other receives them. The sending side fills
 //! elements and tells of them, the receiving side takes the frames out and gives the elements back; an
 //! element belongs to exactly one of them at any time, or is told of by a message on its way. A pool is
-//! *quiet* when all its elements are idle, on the sending side: given back, each message that has to do
+//! *idle* when all its elements are free, on the sending side: given back, each message that has to do
 //! with it was received and dealt with.
 
 use super::violation::Violation;
@@ -217,7 +217,7 @@ impl Pool {
     };
 
     /// Whether both sides are done with all that was sent through it.
-    pub(super) fn is_quiet(&self) -> bool {
+    pub(super) fn is_idle(&self) -> bool {
         self.idle == self.offer.elements
     }
 

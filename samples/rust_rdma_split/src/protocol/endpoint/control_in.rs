@@ -194,7 +194,7 @@ impl<S: DerefMut<Target = [Element]>> Endpoint<S> {
                     if pool.state != PoolState::Asked {
                         continue;
                     }
-                    if !pool.is_quiet() {
+                    if !pool.is_idle() {
                         return Err(Violation::FlushedEarly);
                     }
                     self.end(slot);

@@ -77,7 +77,7 @@ impl<S: DerefMut<Target = [Element]>> Endpoint<S> {
     }
 
     pub(super) fn poll_reply(&mut self, out: &mut [u8; CONTROL_MAX]) -> Option<usize> {
-        let is_done = |pool: &Pool| !pool.peer_asked || pool.is_quiet();
+        let is_done = |pool: &Pool| !pool.peer_asked || pool.is_idle();
         if let Some(context) = self.flush_asked.filter(|_| self.pools.iter().all(is_done)) {
             for slot in NEAR.chain(FAR) {
                 if self.pools[slot].peer_asked {
@@ -179,7 +179,7 @@ impl<S: DerefMut<Target = [Element]>> Endpoint<S> {
         let mut count = 0;
         for pool in &mut self.pools[NEAR] {
             // What is announced is idle, all of it.
-            if pool.state != PoolState::Offered || !pool.is_quiet() {
+            if pool.state != PoolState::Offered || !pool.is_idle() {
                 continue;
             }
             if !draft.put(&pool.offer.entry()) {
@@ -310,7 +310,7 @@ impl<S: DerefMut<Target = [Element]>> Endpoint<S> {
             let sends = self.sends(slot);
             let pool = &mut self.pools[slot];
             // The sending side asks when it is done, the receiving side for the other to be.
-            if pool.state == PoolState::Draining && pool.known && (!sends || pool.is_quiet()) {
+            if pool.state == PoolState::Draining && pool.known && (!sends || pool.is_idle()) {
                 any |= draft.put(&reference);
                 pool.state = PoolState::Asked;
             }

@@ -679,7 +679,7 @@ impl<S: DerefMut<Target = [Element]>> Endpoint<S> {
 
     /// Whether the peer has nothing of what this side sends frames with.
     fn has_all(&self) -> bool {
-        let has = |slot: usize| !self.sends(slot) || self.pools[slot].is_quiet();
+        let has = |slot: usize| !self.sends(slot) || self.pools[slot].is_idle();
         NEAR.chain(FAR).all(has)
     }
 
@@ -718,7 +718,7 @@ impl<S: DerefMut<Target = [Element]>> Endpoint<S> {
         }
         // Messages whose buffers do not come back may be lost, the last of them without another that
         // would show it.
-        let is_open = |pool: &Pool| pool.offer.kind == PoolKind::Send && !pool.is_quiet();
+        let is_open = |pool: &Pool| pool.offer.kind == PoolKind::Send && !pool.is_idle();
         if is_lossy
             && now.saturating_sub(self.data_sent) >= retry
             && self.pools[FAR].iter().any(is_open)

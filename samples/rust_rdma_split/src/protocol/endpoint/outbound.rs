@@ -75,7 +75,7 @@ impl<S: DerefMut<Target = [Element]>> Endpoint<S> {
             }
         };
         let reference = self.reference(slot);
-        if self.pools[slot].is_quiet() {
+        if self.pools[slot].is_idle() {
             self.given = self.now;
         }
         let pool = &mut self.pools[slot];
@@ -182,7 +182,7 @@ impl<S: DerefMut<Target = [Element]>> Endpoint<S> {
                 session: self.session,
                 sequence: self.data_sequence,
             };
-            if sent != Some(last) || self.pools[slot].is_quiet() {
+            if sent != Some(last) || self.pools[slot].is_idle() {
                 return Err(Misuse::NotHeld);
             }
             self.data_sequence = self.data_sequence.wrapping_sub(1);
