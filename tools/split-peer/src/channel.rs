@@ -109,8 +109,10 @@ impl Id {
             let mut at = address(Ipv4Addr::UNSPECIFIED, port);
             // SAFETY: the address is one, and the identifier is new; where this fails it is as before.
             let bound = unsafe { rdma_bind_addr(self.0, (&raw mut at).cast::<sockaddr>()) };
-            let is_taken = std::io::Error::last_os_error().raw_os_error() == Some(libc::EADDRINUSE);
-            if bound == 0 || !is_taken {
+            // The second is what the kernel says of a port of any address.
+            let taken = [Some(libc::EADDRINUSE), Some(libc::EADDRNOTAVAIL)];
+            let error = std::io::Error::last_os_error().raw_os_error();
+            if bound == 0 || !taken.contains(&error) {
                 return;
             }
         }
