@@ -28,15 +28,15 @@ pub const TESTS: &[VmTest] = &[
         "some of what a host should not say is refused and counted, and others work",
         some_bad_hosts,
     ),
-    VmTest::new(
-        "a host sends as itself and to its VLANs only, and an ordinary user is neither host nor I/O unit",
-        impostors,
-    ),
     VmTest::new("either module goes at full load", unloaded),
 ];
 
 /// The rest, for the long run.
 pub const LONG_TESTS: &[VmTest] = &[
+    VmTest::new(
+        "a host sends as itself and to its VLANs only, and an ordinary user is neither host nor I/O unit",
+        impostors,
+    ),
     VmTest::new(
         "iperf3 both ways, ssh, and a file that arrives as it was sent",
         traffic,
