@@ -803,7 +803,7 @@ mod suite {
         opcode: u32,
         qp_type: QpType,
         change: impl FnOnce(&mut bindings::ib_reg_wr, *mut bindings::ib_mr),
-        look: impl FnOnce(Result<SendOp<'_, Minimal>>) -> R,
+        look: impl FnOnce(Result<PostedOp<'_, Minimal>>) -> R,
     ) -> Result<R> {
         let (mut qp, mut mr) = (Memory::<kind::Qp>::new()?, Memory::<kind::Mr>::new()?);
         let (device, pd) = (NonNull::dangling().as_ptr(), NonNull::dangling().as_ptr());
@@ -837,7 +837,7 @@ mod suite {
             QpType::Rc,
             |_, _| {},
             |op| {
-                let Ok(SendOp::RegMr { key, access, .. }) = op else {
+                let Ok(SendOp::RegMr(RegWr { key, access, .. })) = op else {
                     return false;
                 };
                 key == 0x1234 && access == Access::REMOTE_READ
@@ -853,10 +853,8 @@ mod suite {
                 |op| {
                     let Ok(SendOp::Driver {
                         opcode,
-                        key,
-                        access,
+                        registration: RegWr { key, access, .. },
                         ex,
-                        ..
                     }) = op
                     else {
                         return false;
@@ -867,7 +865,7 @@ mod suite {
             assert!(of_driver);
         }
         // What it did not say that it knows may be of another form.
-        let unknown = |op: Result<SendOp<'_, Minimal>>| op.err() == Some(eopnotsupp());
+        let unknown = |op: Result<PostedOp<'_, Minimal>>| op.err() == Some(eopnotsupp());
         assert!(posted_registration(
             OWN_OPCODE + 1,
             QpType::Rc,
@@ -891,7 +889,7 @@ mod suite {
             // SAFETY: The region is the test's own.
             |_, mr| unsafe { (*mr).device = other() },
         ];
-        let refused = |op: Result<SendOp<'_, Minimal>>| matches!(op, Err(error) if error == EINVAL);
+        let refused = |op: Result<PostedOp<'_, Minimal>>| matches!(op, Err(error) if error == EINVAL);
         for opcode in [bindings::ib_wr_opcode_IB_WR_REG_MR, OWN_OPCODE] {
             for change in changes {
                 assert!(posted_registration(opcode, QpType::Rc, change, refused)?);

@@ -13,7 +13,7 @@
 
 use super::consumer::{self, Landlord};
 use super::{
-    Access, DeviceName, Extension, Gid, GidAttr, GidType, Mtu, QpState, QpType, WcOpcode, WcStatus,
+    Access, DeviceName, Extension, Gid, GidAttr, GidType, Mtu, QpState, QpType, SendOp, WcOpcode, WcStatus,
 };
 use crate::bindings;
 use crate::kernel_ext::completion::Completion;
@@ -385,7 +385,7 @@ unsafe impl Sync for Mr {}
 
 impl Mr {
     /// Makes a region and maps it to `buffer`. It has to be registered by work request
-    /// ([`Op::RegMr`]) before it can be used.
+    /// ([`Op::reg_mr`]) before it can be used.
     pub fn new(pd: &Arc<Pd>, buffer: Arc<Buffer>) -> Result<Arc<Self>> {
         Self::with_page_size(pd, buffer, kernel::page::PAGE_SIZE as u32)
     }
@@ -510,60 +510,35 @@ impl Home {
 /// A place in the peer's memory.
 pub use super::Remote;
 
-/// What a send work request does, in the words of [`SendOp`](super::SendOp), which a driver finds it as.
+/// The registration of a region, of [`Op::reg_mr`] and [`Op::driver`].
 #[derive(Clone, Copy)]
-pub enum Op<'r> {
-    /// A message.
-    Send,
-    /// A message with immediate data.
-    SendWithImm(u32),
-    /// A message that invalidates a key of the peer.
-    SendWithInvalidate(u32),
-    /// A write to the peer's memory.
-    RdmaWrite(Remote),
-    /// A write to the peer's memory, then immediate data.
-    RdmaWriteWithImm(Remote, u32),
-    /// A read of the peer's memory.
-    RdmaRead(Remote),
-    /// A compare and swap of eight bytes of the peer's memory.
-    CompareSwap {
-        /// The peer's memory.
-        remote: Remote,
-        /// The value to compare with.
-        compare: u64,
-        /// The value to put there if equal.
-        swap: u64,
-    },
-    /// A fetch and add to eight bytes of the peer's memory.
-    FetchAdd {
-        /// The peer's memory.
-        remote: Remote,
-        /// The value to add.
-        add: u64,
-    },
-    /// The registration of a region. What is posted after it may use its key at once.
-    RegMr(&'r Arc<Mr>, Access),
-    /// The same by the opcode of an extension, on a queue pair that has it: what it does besides is the
-    /// driver's to say.
-    Driver {
-        /// One that has an opcode.
-        extension: Extension,
-        /// The region.
-        mr: &'r Arc<Mr>,
-        /// What may be done to it.
-        access: Access,
-        /// Immediate data or a key (`ib_send_wr::ex`), as the driver takes it.
-        ex: u32,
-    },
-    /// The invalidation of a local key.
-    LocalInvalidate(u32),
+pub struct RegMr<'r> {
+    mr: &'r Arc<Mr>,
+    access: Access,
 }
 
+/// What a send work request does.
+pub type Op<'r> = SendOp<RegMr<'r>, Extension>;
+
 impl<'r> Op<'r> {
-    /// The region that it registers, and the rights that it gives.
-    fn registers(&self) -> Option<(&'r Arc<Mr>, Access)> {
+    /// The registration of a region, with what may be done to it then.
+    pub fn reg_mr(mr: &'r Arc<Mr>, access: Access) -> Self {
+        Self::RegMr(RegMr { mr, access })
+    }
+
+    /// The same by the opcode of an extension, on a queue pair that has it, with what the driver takes as
+    /// immediate data or key (`ib_send_wr::ex`).
+    pub fn driver(extension: Extension, mr: &'r Arc<Mr>, access: Access, ex: u32) -> Self {
+        Self::Driver {
+            opcode: extension,
+            registration: RegMr { mr, access },
+            ex,
+        }
+    }
+
+    fn registration(&self) -> Option<RegMr<'r>> {
         match *self {
-            Self::RegMr(mr, access) | Self::Driver { mr, access, .. } => Some((mr, access)),
+            Self::RegMr(registration) | Self::Driver { registration, .. } => Some(registration),
             _ => None,
         }
     }
@@ -984,16 +959,16 @@ impl Qp {
         op: &Op<'_>,
         memory: &LocalMemory<'_>,
     ) -> Result<(Held, Option<bindings::ib_sge>)> {
-        let registered = match op.registers() {
-            Some((mr, access)) => {
+        let registered = match op.registration() {
+            Some(RegMr { mr, access }) => {
                 self.check_region(mr)?;
                 Extension::check_access(self.extensions, access)?;
                 Some(mr.clone())
             }
             None => None,
         };
-        if let Op::Driver { extension, .. } = op {
-            if extension.opcode().is_none() || !self.extensions.contains(extension) {
+        if let Op::Driver { opcode, .. } = op {
+            if opcode.opcode().is_none() || !self.extensions.contains(opcode) {
                 return Err(EINVAL);
             }
         }
@@ -1177,7 +1152,7 @@ impl Request {
             wr.swap = swap;
             Self::Atomic(wr)
         };
-        let register = |opcode, ex, mr: &Mr, access: Access| {
+        let register = |opcode, ex, RegMr { mr, access }: RegMr<'_>| {
             let mut wr: b::ib_reg_wr = pin_init::zeroed();
             wr.wr = plain(opcode, ex);
             wr.mr = mr.raw.as_ptr();
@@ -1213,16 +1188,17 @@ impl Request {
             Op::FetchAdd { remote, add } => {
                 atomic(b::ib_wr_opcode_IB_WR_ATOMIC_FETCH_AND_ADD, remote, add, 0)
             }
-            Op::RegMr(mr, access) => register(b::ib_wr_opcode_IB_WR_REG_MR, 0, mr, access),
+            Op::RegMr(registration) => {
+                register(b::ib_wr_opcode_IB_WR_REG_MR, 0, registration)
+            }
             Op::Driver {
-                extension,
-                mr,
-                access,
+                opcode: extension,
+                registration,
                 ex,
             } => {
                 // `Qp::prepare` has looked whether there is one.
                 let opcode = extension.opcode().unwrap_or(b::ib_wr_opcode_IB_WR_REG_MR);
-                register(opcode, ex, mr, access)
+                register(opcode, ex, registration)
             }
             Op::LocalInvalidate(key) => Self::Plain(plain(b::ib_wr_opcode_IB_WR_LOCAL_INV, key)),
         }

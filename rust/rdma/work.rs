@@ -68,17 +68,19 @@ c_flags! {
     }
 }
 
-/// What a send work request is.
-pub enum SendOp<'a, D: MrOps> {
+/// What a send work request does: an [`Op`](super::ulp::Op) to the consumer who posts it, a [`PostedOp`] to the
+/// driver who finds it, which differ in what they know of a registration (`R`) and of a driver's own opcode (`O`).
+#[derive(Clone, Copy)]
+pub enum SendOp<R, O> {
     /// A message.
     Send,
-    /// A message with immediate data, in network byte order.
+    /// A message with immediate data.
     SendWithImm(u32),
     /// A message that invalidates a key of the peer.
     SendWithInvalidate(u32),
     /// A write to the peer's memory.
     RdmaWrite(Remote),
-    /// A write to the peer's memory, then immediate data in network byte order.
+    /// A write to the peer's memory, then immediate data.
     RdmaWriteWithImm(Remote, u32),
     /// A read of the peer's memory.
     RdmaRead(Remote),
@@ -100,29 +102,31 @@ pub enum SendOp<'a, D: MrOps> {
     },
     /// The invalidation of a local key.
     LocalInvalidate(u32),
-    /// The registration of a region that was mapped before.
-    RegMr {
-        /// The region.
-        mr: &'a Mr<D>,
-        /// The key it is to have.
-        key: u32,
-        /// What may be done to it.
-        access: Access,
-    },
+    /// The registration of a region. What is posted after it may use its key at once.
+    RegMr(R),
     /// A registration by one of [`MrOps::REG_MR_OPCODES`]: what it does besides is the driver's to say.
     Driver {
         /// The opcode.
-        opcode: u32,
-        /// The region.
-        mr: &'a Mr<D>,
-        /// The key it is to have.
-        key: u32,
-        /// What may be done to it.
-        access: Access,
-        /// Immediate data or a key (`ib_send_wr::ex`), as it was posted.
+        opcode: O,
+        /// The registration.
+        registration: R,
+        /// Immediate data or a key (`ib_send_wr::ex`), as the driver takes it.
         ex: u32,
     },
 }
+
+/// A registration that was posted.
+pub struct RegWr<'a, D: MrOps> {
+    /// The region, which was mapped before.
+    pub mr: &'a Mr<D>,
+    /// The key it is to have.
+    pub key: u32,
+    /// What may be done to it.
+    pub access: Access,
+}
+
+/// What a send work request that was posted does.
+pub type PostedOp<'a, D> = SendOp<RegWr<'a, D>, u32>;
 
 /// A place in the peer's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -215,6 +219,10 @@ impl<'a, D: Driver> SendWr<'a, D> {
         unsafe { *self.raw.ex.invalidate_rkey.as_ref() }
     }
 
+    fn imm_data(&self) -> u32 {
+        u32::from_be(self.ex())
+    }
+
     /// The request that this is the first member of; `EINVAL` on a queue pair that sends datagrams, where
     /// all are part of an `ib_ud_wr`.
     ///
@@ -231,7 +239,7 @@ impl<'a, D: Driver> SendWr<'a, D> {
     }
 
     /// What it is; `EOPNOTSUPP` for a kind that this module does not know.
-    pub fn op(&self) -> Result<SendOp<'a, D>>
+    pub fn op(&self) -> Result<PostedOp<'a, D>>
     where
         D: MrOps,
     {
@@ -262,15 +270,19 @@ impl<'a, D: Driver> SendWr<'a, D> {
             // SAFETY: Whoever posts keeps it, for longer than `'a`. It is of the queue pair's device, which
             // is one of `D`, so that `alloc_mr` of `D` has made it.
             let mr = unsafe { Object::<kind::Mr, D>::from_raw(wr.mr) };
-            Ok((mr, wr.key, Access::from_raw(wr.access as u32)))
+            Ok(RegWr {
+                mr,
+                key: wr.key,
+                access: Access::from_raw(wr.access as u32),
+            })
         };
         Ok(match self.raw.opcode {
             bindings::ib_wr_opcode_IB_WR_SEND => SendOp::Send,
-            bindings::ib_wr_opcode_IB_WR_SEND_WITH_IMM => SendOp::SendWithImm(self.ex()),
+            bindings::ib_wr_opcode_IB_WR_SEND_WITH_IMM => SendOp::SendWithImm(self.imm_data()),
             bindings::ib_wr_opcode_IB_WR_SEND_WITH_INV => SendOp::SendWithInvalidate(self.ex()),
             bindings::ib_wr_opcode_IB_WR_RDMA_WRITE => SendOp::RdmaWrite(rdma()?),
             bindings::ib_wr_opcode_IB_WR_RDMA_WRITE_WITH_IMM => {
-                SendOp::RdmaWriteWithImm(rdma()?, self.ex())
+                SendOp::RdmaWriteWithImm(rdma()?, self.imm_data())
             }
             bindings::ib_wr_opcode_IB_WR_RDMA_READ => SendOp::RdmaRead(rdma()?),
             bindings::ib_wr_opcode_IB_WR_ATOMIC_CMP_AND_SWP => {
@@ -295,20 +307,12 @@ impl<'a, D: Driver> SendWr<'a, D> {
                 }
             }
             bindings::ib_wr_opcode_IB_WR_LOCAL_INV => SendOp::LocalInvalidate(self.ex()),
-            bindings::ib_wr_opcode_IB_WR_REG_MR => {
-                let (mr, key, access) = register()?;
-                SendOp::RegMr { mr, key, access }
-            }
-            opcode if D::REG_MR_OPCODES.contains(&opcode) => {
-                let (mr, key, access) = register()?;
-                SendOp::Driver {
-                    opcode,
-                    mr,
-                    key,
-                    access,
-                    ex: self.ex(),
-                }
-            }
+            bindings::ib_wr_opcode_IB_WR_REG_MR => SendOp::RegMr(register()?),
+            opcode if D::REG_MR_OPCODES.contains(&opcode) => SendOp::Driver {
+                opcode,
+                registration: register()?,
+                ex: self.ex(),
+            },
             _ => return Err(eopnotsupp()),
         })
     }

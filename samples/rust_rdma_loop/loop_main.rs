@@ -152,7 +152,7 @@ impl Pair {
 
 /// Registers a region, and waits until it is.
 fn register(qp: &Qp, mr: &Arc<Mr>, access: Access) -> Result {
-    let registered = qp.send(Op::RegMr(mr, access), LocalMemory::None)?;
+    let registered = qp.send(Op::reg_mr(mr, access), LocalMemory::None)?;
     good(registered.wait(patience())?)?;
     Ok(())
 }
@@ -416,7 +416,7 @@ fn a_region_is_used_before_its_registration_is_complete(pair: &Pair) -> Result {
                 Op::RdmaRead(remote(&exposed, BUFFER / 2)),
                 LocalMemory::Buffer(&pair.source, 0..BUFFER / 2),
             ),
-            (Op::RegMr(&mr, Access::LOCAL_WRITE), LocalMemory::None),
+            (Op::reg_mr(&mr, Access::LOCAL_WRITE), LocalMemory::None),
             (
                 Op::RdmaWrite(remote(&exposed, 5)),
                 LocalMemory::Region(&mr, 0..LENGTH),
@@ -567,7 +567,7 @@ fn post_failing<'q>(
     cause: Cause,
     mr: &Arc<Mr>,
 ) -> Result<(Ticket<'q>, Option<Arc<Mr>>)> {
-    let op = Op::RegMr(mr, all_access());
+    let op = Op::reg_mr(mr, all_access());
     post_failing_op(pair, cause, mr, op, LocalMemory::None)
 }
 
@@ -733,7 +733,7 @@ fn a_region_that_was_not_made_is_not_registered(pair: &Pair) -> Result {
     let mr = pair.near_region(pages)?;
     let registered = pair
         .near
-        .send(Op::RegMr(&mr, all_access()), LocalMemory::None)?;
+        .send(Op::reg_mr(&mr, all_access()), LocalMemory::None)?;
     let failed = expect(registered.wait(patience())?, WcStatus::LocalProtection)?;
     pr_info!("not made: {:?} {}\n", failed.status, failed.vendor_err);
     check(pair.near.state()? == QpState::Sqd)?;
@@ -784,7 +784,7 @@ fn a_refusal_in_the_middle_of_a_list_leaves_nothing_behind(pair: &Pair) -> Resul
         let refused = pair.near.send_all([
             write(index * 64),
             // No device of this kind registers pages on demand so.
-            (Op::RegMr(&mr, Access::ON_DEMAND), LocalMemory::None),
+            (Op::reg_mr(&mr, Access::ON_DEMAND), LocalMemory::None),
             write(BUFFER / 2 + index * 64),
         ]);
         check(refused.is_err())?;
@@ -1089,7 +1089,7 @@ fn regions_of_other_domains_are_not_posted(lease: &Lease) -> Result {
     let refused = |posted: Result<Ticket<'_>>| check(posted.err() == Some(EINVAL));
     refused(
         pair.near
-            .send(Op::RegMr(&mr, all_access()), LocalMemory::None),
+            .send(Op::reg_mr(&mr, all_access()), LocalMemory::None),
     )?;
     refused(pair.near.send(Op::Send, LocalMemory::Region(&mr, 0..16)))?;
     // Nor what it was not made for.

@@ -13,7 +13,7 @@ use crate::rdma::{
     kind, Access, Completions, Cq, CqInitAttr, CqOps, Device, DeviceAttr, DeviceCaps, Driver,
     FrwrOps, GidAttr, GidOps, Mr, MrOps, Mtu, Netdev, NetdevEvent, NetdevOps, New, Notify, Ops, Pd,
     PdOps, PortAttr, PortImmutable, Qp, QpAttr, QpCap, QpInitAttr, QpOps, QpQuery, QpState, QpType,
-    QpValues, RecvList, Rtnl, SendFlags, SendList, SendOp, Ucontext, Udata, UserOps, UserRegion,
+    QpValues, RecvList, RegWr, Rtnl, SendFlags, SendList, SendOp, Ucontext, Udata, UserOps, UserRegion,
     Wc, WcStatus,
 };
 use kernel::page::PAGE_SIZE;
@@ -453,7 +453,7 @@ impl QpOps for Soft {
                         invalidate: None,
                     },
                     SendOp::SendWithImm(imm) => Op::Send {
-                        imm: Some(imm),
+                        imm: Some(imm.to_be()),
                         invalidate: None,
                     },
                     SendOp::SendWithInvalidate(key) => Op::Send {
@@ -463,7 +463,7 @@ impl QpOps for Soft {
                     SendOp::RdmaWrite(remote) => Op::Write { remote, imm: None },
                     SendOp::RdmaWriteWithImm(remote, imm) => Op::Write {
                         remote,
-                        imm: Some(imm),
+                        imm: Some(imm.to_be()),
                     },
                     SendOp::RdmaRead(remote) => Op::Read(remote),
                     SendOp::CompareSwap {
@@ -477,7 +477,7 @@ impl QpOps for Soft {
                     },
                     SendOp::FetchAdd { remote, add } => Op::FetchAdd { remote, add },
                     SendOp::LocalInvalidate(key) => Op::Invalidate(key),
-                    SendOp::RegMr { mr, key, access } => Op::Register {
+                    SendOp::RegMr(RegWr { mr, key, access }) => Op::Register {
                         serial: mr.serial,
                         key,
                         mapping: Mapping {

@@ -144,7 +144,7 @@ impl Pair {
     fn hollow(&self, qp: &Qp) -> Result<Arc<Mr>> {
         let mr = Mr::new(&self.pd, Buffer::new(&self.lease, BUFFER)?)?;
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-        let registered = qp.send(Op::RegMr(&mr, access), LocalMemory::None)?;
+        let registered = qp.send(Op::reg_mr(&mr, access), LocalMemory::None)?;
         ended(registered, WcStatus::Success)?;
         let mut list: bindings::scatterlist = pin_init::zeroed();
         // SAFETY: `mr` is a region that is not freed, and mapped by nobody else. The list is a local, of which

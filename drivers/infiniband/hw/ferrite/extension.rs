@@ -67,10 +67,5 @@ pub fn invalidated_by(ex: u32) -> Option<u32> {
 /// The registration of a region, then a message, in one, on a queue pair with [`REGISTER_SEND`].
 /// `invalidate` is a key of the peer that the message invalidates.
 pub fn register_send(mr: &Arc<ulp::Mr>, access: Access, invalidate: Option<u32>) -> ulp::Op<'_> {
-    ulp::Op::Driver {
-        extension: REGISTER_SEND,
-        mr,
-        access,
-        ex: invalidate.unwrap_or(0),
-    }
+    ulp::Op::driver(REGISTER_SEND, mr, access, invalidate.unwrap_or(0))
 }

@@ -46,6 +46,7 @@ use crate::{
         MrOps,
         New,
         Pd,
+        RegWr,
         RegionChange,
         Udata,
         Umem,
@@ -693,12 +694,11 @@ impl FerriteMr {
         }))
     }
 
-    /// The work request that registers the listed pages under `key`.
+    /// The work request that registers the listed pages.
     pub(crate) fn register_part(
-        mr: &Mr<Ferrite>,
-        key: u32,
-        access: Access,
+        registration: &RegWr<'_, Ferrite>,
     ) -> Result<FastRegisterPart> {
+        let &RegWr { mr, key, access } = registration;
         let RegionMemory::Frwr(list) = &mr.memory else {
             return Err(EINVAL);
         };

@@ -24,6 +24,7 @@ use crate::{
     extension,
     mr::FerriteMr,
     rdma::{
+        PostedOp,
         SendFlags,
         SendOp,
         SendWr,
@@ -249,7 +250,7 @@ pub(crate) fn build_send(
     if let Some(to) = wr.ud() {
         let (opcode, immediate) = match wr.op()? {
             SendOp::Send => (SendOpcode::Send, 0),
-            SendOp::SendWithImm(immediate) => (SendOpcode::SendImmediate, immediate),
+            SendOp::SendWithImm(immediate) => (SendOpcode::SendImmediate, immediate.to_be()),
             _ => return Err(EINVAL),
         };
         let part = FerriteAh::part(&to, immediate)?;
@@ -264,7 +265,7 @@ pub(crate) fn build_send(
     let (mut request, opcode) = match op {
         SendOp::Send => (SendWqe::send(SendOpcode::Send, flags, 0), WcOpcode::Send),
         SendOp::SendWithImm(immediate) => (
-            SendWqe::send(SendOpcode::SendImmediate, flags, immediate),
+            SendWqe::send(SendOpcode::SendImmediate, flags, immediate.to_be()),
             WcOpcode::Send,
         ),
         SendOp::SendWithInvalidate(tag) => (
@@ -279,7 +280,7 @@ pub(crate) fn build_send(
             SendWqe::remote(
                 SendOpcode::WriteImmediate,
                 flags,
-                immediate,
+                immediate.to_be(),
                 to.addr,
                 to.rkey,
             ),
@@ -323,18 +324,16 @@ pub(crate) fn build_send(
             let request = SendWqe::invalidate(SendOpcode::LocalInvalidate, flags, tag);
             return Ok((request, WcOpcode::LocalInvalidate));
         }
-        SendOp::RegMr { mr, key, access } => {
-            let part = FerriteMr::register_part(mr, key, access)?;
+        SendOp::RegMr(registration) => {
+            let part = FerriteMr::register_part(&registration)?;
             return Ok((SendWqe::register(flags, &part), WcOpcode::RegMr));
         }
         SendOp::Driver {
             opcode: extension::REGISTER_SEND_OPCODE,
-            mr,
-            key,
-            access,
+            registration,
             ex,
         } if terms.register_send => {
-            let part = FerriteMr::register_part(mr, key, access)?;
+            let part = FerriteMr::register_part(&registration)?;
             let invalidate = extension::invalidated_by(ex);
             let request = SendWqe::register_send(flags, &part, invalidate);
             (request, WcOpcode::Send)
@@ -346,7 +345,7 @@ pub(crate) fn build_send(
 }
 
 /// Whether the device has what an operation needs. One that it does not know would end the queue pair.
-fn is_agreed_on(op: &SendOp<'_, Ferrite>, features: u64) -> bool {
+fn is_agreed_on(op: &PostedOp<'_, Ferrite>, features: u64) -> bool {
     // Any of these will do.
     let needed = match op {
         SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => abi::FEATURE_ATOMICS,
@@ -358,7 +357,7 @@ fn is_agreed_on(op: &SendOp<'_, Ferrite>, features: u64) -> bool {
         SendOp::LocalInvalidate(_) => abi::FEATURE_FAST_REGISTER | abi::FEATURE_WINDOWS,
         SendOp::Driver { .. } => abi::FEATURE_REGISTER_SEND,
         // Without the feature there are no regions to register.
-        SendOp::RegMr { .. } => return true,
+        SendOp::RegMr(_) => return true,
         SendOp::Send
         | SendOp::SendWithImm(_)
         | SendOp::RdmaWrite(_)
