@@ -491,7 +491,7 @@ pub struct Wc<'a, D: QpOps> {
     pub byte_len: u32,
     /// The device's own error code.
     pub vendor_err: u32,
-    /// Immediate data, in network byte order as received.
+    /// Immediate data.
     pub imm_data: Option<u32>,
     /// The key that the peer invalidated.
     pub invalidated: Option<u32>,
@@ -616,7 +616,7 @@ impl Completions<'_> {
         unsafe { *raw.__bindgen_anon_1.wr_id.as_mut() = wc.wr_id };
         if let Some(imm) = wc.imm_data {
             // SAFETY: `raw` is a local; all views of the union are integers of four bytes.
-            unsafe { *raw.ex.imm_data.as_mut() = imm };
+            unsafe { *raw.ex.imm_data.as_mut() = imm.to_be() };
             flags |= bindings::ib_wc_flags_IB_WC_WITH_IMM;
         } else if let Some(key) = wc.invalidated {
             // SAFETY: `raw` is a local; the key is a view of that union of four bytes, too.

@@ -11,9 +11,11 @@
 //! ended. Who forgets an object ([`core::mem::forget`]) loses memory, and a device that cannot be removed, but
 //! nothing is freed that somebody may still use.
 
-use super::consumer::{self, Landlord};
+use super::consumer::{self, Landlord, Room};
+use super::work::{rdma_wr, reg_wr, send_wr};
 use super::{
-    Access, DeviceName, Extension, Gid, GidAttr, GidType, Mtu, QpState, QpType, SendOp, WcOpcode, WcStatus,
+    Access, DeviceName, Extension, Gid, GidAttr, GidType, Mtu, QpState, QpType, SendOp, WcOpcode,
+    WcStatus,
 };
 use crate::bindings;
 use crate::kernel_ext::completion::Completion;
@@ -23,7 +25,7 @@ use core::ops::Range;
 use core::ptr::{self, NonNull};
 use kernel::error::{from_err_ptr, from_result, to_result};
 use kernel::prelude::*;
-use kernel::sync::atomic::{Acquire, Atomic, Relaxed, Release};
+use kernel::sync::atomic::{Acquire, Atomic, Release};
 use kernel::sync::Arc;
 use kernel::time::Jiffies;
 use kernel::types::Opaque;
@@ -226,92 +228,7 @@ impl<'a> Device<'a> {
     }
 }
 
-pub use super::consumer::{Lease, Pd};
-
-/// A client's completion queue, served by a work queue of the core.
-///
-/// # Invariants
-///
-/// `raw` is owned by this value, and of the device of the lease.
-pub struct Cq {
-    raw: NonNull<bindings::ib_cq>,
-    /// Entries that no queue pair has taken.
-    left: Arc<Atomic<u32>>,
-    // After the queue, which is freed by `drop`, before the fields are.
-    _lease: Lease,
-}
-
-// SAFETY: `ib_free_cq` may be called by any task.
-unsafe impl Send for Cq {}
-// SAFETY: What is read of a completion queue does not change, but for the count, which is atomic.
-unsafe impl Sync for Cq {}
-
-/// Entries of a completion queue that a queue pair has taken for all that it may post: it never overflows.
-struct Room {
-    left: Arc<Atomic<u32>>,
-    entries: u32,
-}
-
-impl Room {
-    /// Takes `entries` of those that are `left`; `EBUSY` where those are fewer.
-    fn take(left: Arc<Atomic<u32>>, entries: u64) -> Result<Self> {
-        let entries = u32::try_from(entries).map_err(|_| EINVAL)?;
-        let mut now = left.load(Relaxed);
-        loop {
-            let rest = now.checked_sub(entries).ok_or(EBUSY)?;
-            match left.cmpxchg(now, rest, Relaxed) {
-                Ok(_) => return Ok(Self { left, entries }),
-                Err(other) => now = other,
-            }
-        }
-    }
-
-    /// Leaves the entries to who may still write them.
-    fn leak(&mut self) {
-        self.entries = 0;
-    }
-}
-
-impl Drop for Room {
-    fn drop(&mut self) {
-        self.left.fetch_add(self.entries, Relaxed);
-    }
-}
-
-impl Cq {
-    /// Makes a completion queue, of which each queue pair takes as many entries as it may post requests, and two.
-    pub fn new(lease: &Lease, entries: u32, vector: u32) -> Result<Arc<Self>> {
-        let left = Arc::new(Atomic::new(entries), GFP_KERNEL)?;
-        let entries = c_int::try_from(entries).map_err(|_| EINVAL)?;
-        let vector = c_int::try_from(vector).map_err(|_| EINVAL)?;
-        // SAFETY: The device is registered for as long as there is a lease, which the queue has; the name is static.
-        let raw = from_err_ptr(unsafe {
-            bindings::__ib_alloc_cq(
-                lease.raw_device(),
-                ptr::null_mut(),
-                entries,
-                vector,
-                bindings::ib_poll_context_IB_POLL_WORKQUEUE,
-                lease.client().as_char_ptr(),
-            )
-        })?;
-        // INVARIANT: Made just now.
-        let this = Self {
-            raw: NonNull::new(raw).ok_or(ENOMEM)?,
-            left,
-            _lease: lease.clone(),
-        };
-        Ok(Arc::new(this, GFP_KERNEL)?)
-    }
-}
-
-impl Drop for Cq {
-    fn drop(&mut self) {
-        // SAFETY: By the type invariant the queue is ours; queue pairs that use it have a reference to it, and are
-        // gone. Its device is registered, since the lease is dropped only after this.
-        unsafe { bindings::ib_free_cq(self.raw.as_ptr()) }
-    }
-}
+pub use super::consumer::{Cq, Lease, Pd, PollContext};
 
 /// Memory that a device reads and writes, and who has a reference as well, at any time: in single bytes.
 pub struct Buffer {
@@ -641,7 +558,8 @@ impl Slot {
         // SAFETY: Both views of the union are eight bytes of plain data, and this one was posted.
         let cqe = unsafe { *wc.__bindgen_anon_1.wr_cqe.as_ref() };
         // SAFETY: The caller vouches for a request that was posted with a slot, which begins with what the
-        // core hands back; the queue pair, which owns the slot, is drained before it drops it.
+        // core hands back; until `done` the slot is there, either since the queue pair is, or in the graveyard of the
+        // completion queue, which is there for as long as that is polled.
         let slot = unsafe { &*cqe.cast::<Self>() };
         let outcome = Outcome::of(wc);
         // SAFETY: The request is complete, so that the slot is the handler's until `done`. What it
@@ -710,18 +628,17 @@ pub struct Peer {
 ///
 /// # Invariants
 ///
-/// `raw` is owned by this value, in the domain `pd`, and completes to `cq`.
+/// `raw` is owned by this value, in the domain `pd`, and completes to the queue of `room`.
 pub struct Qp {
     raw: NonNull<bindings::ib_qp>,
     pd: Arc<Pd>,
-    cq: Arc<Cq>,
     lkey: u32,
     extensions: &'static [Extension],
     /// Whether it left the reset state, before which nothing can be posted.
     used: Atomic<bool>,
-    sends: WrSlots,
-    recvs: WrSlots,
-    _room: Room,
+    sends: Arc<WrSlots>,
+    recvs: Arc<WrSlots>,
+    room: Room,
 }
 
 /// Room for work requests of one queue: no more are posted to it, so that it has room for the one that drains
@@ -729,17 +646,20 @@ pub struct Qp {
 struct WrSlots(KVec<Pin<KBox<Slot>>>);
 
 impl WrSlots {
-    fn new(count: u32) -> Result<Self> {
+    fn new(count: u32) -> Result<Arc<Self>> {
         let mut slots = KVec::with_capacity(count as usize, GFP_KERNEL)?;
         for _ in 0..count {
             slots.push(KBox::pin_init(Slot::new(), GFP_KERNEL)?, GFP_KERNEL)?;
         }
-        Ok(Self(slots))
+        Ok(Arc::new(Self(slots), GFP_KERNEL)?)
     }
 
-    /// Leaves slots, and what they hold, to requests that nobody can end.
-    fn leak(&mut self) {
-        core::mem::forget(core::mem::take(&mut self.0));
+    /// Whether a request is under way, when nobody posts any more.
+    fn is_used(&self) -> bool {
+        // One that is done may still be busy, where nobody waits for it.
+        self.0
+            .iter()
+            .any(|slot| slot.busy.load(Acquire) && !slot.done.is_done())
     }
 
     /// Takes a slot for a request that holds what it uses; `EBUSY` where there is none.
@@ -769,14 +689,17 @@ impl Qp {
         limits: QpLimits,
         extensions: &'static [Extension],
     ) -> Result<Self> {
+        if !ptr::eq(cq.lease().raw_device(), pd.lease().raw_device()) {
+            return Err(EINVAL);
+        }
         let flags = Extension::flags_for(extensions, pd.lease().device().kernel_cap_flags())?;
         // With those that drain it.
         let requests = u64::from(limits.sends) + u64::from(limits.recvs) + 2;
-        let room = Room::take(cq.left.clone(), requests)?;
+        let room = Room::new(cq, requests)?;
         let (sends, recvs) = (WrSlots::new(limits.sends)?, WrSlots::new(limits.recvs)?);
         let mut attr: bindings::ib_qp_init_attr = pin_init::zeroed();
-        attr.send_cq = cq.raw.as_ptr();
-        attr.recv_cq = cq.raw.as_ptr();
+        attr.send_cq = cq.as_raw();
+        attr.recv_cq = cq.as_raw();
         attr.qp_type = QpType::Rc.as_raw();
         attr.sq_sig_type = bindings::ib_sig_type_IB_SIGNAL_ALL_WR;
         attr.create_flags = flags.as_raw();
@@ -794,13 +717,12 @@ impl Qp {
         Ok(Self {
             raw: NonNull::new(raw).ok_or(ENOMEM)?,
             pd: pd.clone(),
-            cq: cq.clone(),
             lkey: pd.local_dma_lkey(),
             extensions,
             used: Atomic::new(false),
             sends,
             recvs,
-            _room: room,
+            room,
         })
     }
 
@@ -1102,17 +1024,16 @@ impl Drop for Qp {
             // that drains them.
             unsafe { bindings::ib_drain_qp(self.raw.as_ptr()) };
         }
-        // SAFETY: By the type invariant the queue pair is ours, and destroyed here and nowhere else.
-        let ended = unsafe { bindings::ib_destroy_qp_user(self.raw.as_ptr(), ptr::null_mut()) };
-        if ended != 0 {
-            // It lives on, with requests that may not be complete: draining does not say whether it did.
-            self.sends.leak();
-            self.recvs.leak();
-            self._room.leak();
-            // The core lists it, with its domain, and it may still complete something.
-            core::mem::forget(self.pd.clone());
-            core::mem::forget(self.cq.clone());
+        // A device that fails may have refused to be drained, which nobody is told.
+        for slots in [&self.sends, &self.recvs] {
+            if slots.is_used() {
+                self.room.bury(slots.clone());
+            }
         }
+        // SAFETY: By the type invariant the queue pair is ours, and destroyed here and nowhere else. Requests that are not
+        // complete have what they use, see above. Where a driver refuses, domain and completion queue stay, as they are
+        // counted as used.
+        unsafe { bindings::ib_destroy_qp_user(self.raw.as_ptr(), ptr::null_mut()) };
     }
 }
 
@@ -1129,23 +1050,10 @@ impl Request {
     fn new(op: &Op<'_>, key: Option<u32>) -> Self {
         use bindings as b;
 
-        let plain = |opcode, ex: u32| {
-            let mut wr: b::ib_send_wr = pin_init::zeroed();
-            wr.opcode = opcode;
-            // SAFETY: All views of the union are plain data.
-            unsafe { *wr.ex.invalidate_rkey.as_mut() = ex };
-            wr
-        };
-        let rdma = |opcode, remote: Remote, imm: u32| {
-            let mut wr: b::ib_rdma_wr = pin_init::zeroed();
-            wr.wr = plain(opcode, imm);
-            wr.remote_addr = remote.addr;
-            wr.rkey = remote.rkey;
-            Self::Rdma(wr)
-        };
+        let rdma = |opcode, remote, imm| Self::Rdma(rdma_wr(opcode, remote, imm));
         let atomic = |opcode, remote: Remote, compare_add, swap| {
             let mut wr: b::ib_atomic_wr = pin_init::zeroed();
-            wr.wr = plain(opcode, 0);
+            wr.wr = send_wr(opcode, 0);
             wr.remote_addr = remote.addr;
             wr.rkey = remote.rkey;
             wr.compare_add = compare_add;
@@ -1153,20 +1061,16 @@ impl Request {
             Self::Atomic(wr)
         };
         let register = |opcode, ex, RegMr { mr, access }: RegMr<'_>| {
-            let mut wr: b::ib_reg_wr = pin_init::zeroed();
-            wr.wr = plain(opcode, ex);
-            wr.mr = mr.raw.as_ptr();
-            wr.key = key.unwrap_or_else(|| mr.rkey());
-            wr.access = access.as_raw() as c_int;
-            Self::Reg(wr)
+            let key = key.unwrap_or_else(|| mr.rkey());
+            Self::Reg(reg_wr(opcode, ex, mr.raw.as_ptr(), key, access))
         };
         match *op {
-            Op::Send => Self::Plain(plain(b::ib_wr_opcode_IB_WR_SEND, 0)),
+            Op::Send => Self::Plain(send_wr(b::ib_wr_opcode_IB_WR_SEND, 0)),
             Op::SendWithImm(imm) => {
-                Self::Plain(plain(b::ib_wr_opcode_IB_WR_SEND_WITH_IMM, imm.to_be()))
+                Self::Plain(send_wr(b::ib_wr_opcode_IB_WR_SEND_WITH_IMM, imm.to_be()))
             }
             Op::SendWithInvalidate(key) => {
-                Self::Plain(plain(b::ib_wr_opcode_IB_WR_SEND_WITH_INV, key))
+                Self::Plain(send_wr(b::ib_wr_opcode_IB_WR_SEND_WITH_INV, key))
             }
             Op::RdmaWrite(remote) => rdma(b::ib_wr_opcode_IB_WR_RDMA_WRITE, remote, 0),
             Op::RdmaWriteWithImm(remote, imm) => rdma(
@@ -1188,9 +1092,7 @@ impl Request {
             Op::FetchAdd { remote, add } => {
                 atomic(b::ib_wr_opcode_IB_WR_ATOMIC_FETCH_AND_ADD, remote, add, 0)
             }
-            Op::RegMr(registration) => {
-                register(b::ib_wr_opcode_IB_WR_REG_MR, 0, registration)
-            }
+            Op::RegMr(registration) => register(b::ib_wr_opcode_IB_WR_REG_MR, 0, registration),
             Op::Driver {
                 opcode: extension,
                 registration,
@@ -1200,7 +1102,7 @@ impl Request {
                 let opcode = extension.opcode().unwrap_or(b::ib_wr_opcode_IB_WR_REG_MR);
                 register(opcode, ex, registration)
             }
-            Op::LocalInvalidate(key) => Self::Plain(plain(b::ib_wr_opcode_IB_WR_LOCAL_INV, key)),
+            Op::LocalInvalidate(key) => Self::Plain(send_wr(b::ib_wr_opcode_IB_WR_LOCAL_INV, key)),
         }
     }
 
@@ -1238,6 +1140,7 @@ impl Request {
 #[kunit_tests(rust_rdma_ulp)]
 mod tests {
     use super::*;
+    use crate::rdma::consumer::{Grave, Graveyard};
 
     #[test]
     fn no_more_is_posted_than_a_queue_was_made_for() -> Result {
@@ -1254,23 +1157,34 @@ mod tests {
         Ok(())
     }
 
+    /// What the core says of a request.
+    fn report(cqe: *mut bindings::ib_cqe) {
+        let mut wc: bindings::ib_wc = pin_init::zeroed();
+        wc.status = WcStatus::Success.as_raw();
+        // SAFETY: Both views of the union are eight bytes of plain data.
+        unsafe { *wc.__bindgen_anon_1.wr_cqe.as_mut() = cqe };
+        // SAFETY: As the core does; the test hands in that of a slot.
+        unsafe { Slot::complete(ptr::null_mut(), &mut wc) };
+    }
+
     #[test]
-    fn a_completion_queue_has_room_for_all_that_may_be_posted() -> Result {
-        let left = Arc::new(Atomic::new(10), GFP_KERNEL)?;
-        let room = Room::take(left.clone(), 6)?;
-        assert_eq!(Room::take(left.clone(), 5).err(), Some(EBUSY));
-        let rest = Room::take(left.clone(), 4)?;
-        assert_eq!(Room::take(left.clone(), 1).err(), Some(EBUSY));
-        drop(room);
-        assert_eq!(left.load(Relaxed), 6);
-        drop(rest);
-        assert_eq!(left.load(Relaxed), 10);
-        // What a queue pair has that could not be destroyed is nobody else's.
-        let mut room = Room::take(left.clone(), 6)?;
-        room.leak();
-        drop(room);
-        assert_eq!(left.load(Relaxed), 4);
-        assert_eq!(Room::take(left.clone(), 1 << 32).err(), Some(EINVAL));
+    fn what_was_not_drained_stays_until_nobody_polls() -> Result {
+        let graveyard = KBox::pin_init(Graveyard::new(), GFP_KERNEL)?;
+        let mut late = ptr::null_mut();
+        for is_late in [false, true] {
+            let slots = WrSlots::new(2)?;
+            late = slots.take(Held::default())?.cqe.get();
+            assert!(slots.is_used());
+            if !is_late {
+                report(late);
+            }
+            // As the queue pair does when it goes.
+            if slots.is_used() {
+                graveyard.bury(slots, Grave::new()?);
+            }
+            assert_eq!(graveyard.len(), usize::from(is_late));
+        }
+        report(late);
         Ok(())
     }
 }

@@ -31,8 +31,8 @@ pub mod rdma;
 
 use extension::{register_send, ONE_TOUCH, ONE_TOUCH_ACCESS, REGISTER_DRAINS, REGISTER_SEND};
 use rdma::ulp::{
-    self, Buffer, Client, Cq, Lease, LocalMemory, Mr, Op, Outcome, Pd, Peer, Qp, QpLimits, Remote,
-    Ticket,
+    self, Buffer, Client, Cq, Lease, LocalMemory, Mr, Op, Outcome, Pd, Peer, PollContext, Qp,
+    QpLimits, Remote, Ticket,
 };
 use rdma::{Access, Extension, QpState, WcOpcode, WcStatus};
 
@@ -961,7 +961,7 @@ const TOUCHED_ONCE: [Test; 1] = tests![
 
 /// Completions of two queue pairs of the usual depth, and what drains them.
 fn usual_cq(lease: &Lease) -> Result<Arc<Cq>> {
-    Cq::new(lease, 4 * DEPTH + 4, 0)
+    Cq::new(lease, 4 * DEPTH + 4, PollContext::WorkQueue)
 }
 
 /// The usual depth.
@@ -985,7 +985,7 @@ fn with_pair(
 /// Rings that are larger than any piece of memory that can be had, and are gone through twice.
 fn rings_may_be_large(lease: &Lease) -> Result {
     let pd = Pd::new(lease)?;
-    let cq = Cq::new(lease, LARGE_CQ, 0)?;
+    let cq = Cq::new(lease, LARGE_CQ, PollContext::WorkQueue)?;
     let limits = QpLimits {
         sends: LARGE_DEPTH,
         recvs: LARGE_DEPTH,

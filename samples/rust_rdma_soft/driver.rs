@@ -13,8 +13,8 @@ use crate::rdma::{
     kind, Access, Completions, Cq, CqInitAttr, CqOps, Device, DeviceAttr, DeviceCaps, Driver,
     FrwrOps, GidAttr, GidOps, Mr, MrOps, Mtu, Netdev, NetdevEvent, NetdevOps, New, Notify, Ops, Pd,
     PdOps, PortAttr, PortImmutable, Qp, QpAttr, QpCap, QpInitAttr, QpOps, QpQuery, QpState, QpType,
-    QpValues, RecvList, RegWr, Rtnl, SendFlags, SendList, SendOp, Ucontext, Udata, UserOps, UserRegion,
-    Wc, WcStatus,
+    QpValues, RecvList, RegWr, Rtnl, SendFlags, SendList, SendOp, Ucontext, Udata, UserOps,
+    UserRegion, Wc, WcStatus,
 };
 use kernel::page::PAGE_SIZE;
 use kernel::prelude::*;
@@ -453,7 +453,7 @@ impl QpOps for Soft {
                         invalidate: None,
                     },
                     SendOp::SendWithImm(imm) => Op::Send {
-                        imm: Some(imm.to_be()),
+                        imm: Some(imm),
                         invalidate: None,
                     },
                     SendOp::SendWithInvalidate(key) => Op::Send {
@@ -463,7 +463,7 @@ impl QpOps for Soft {
                     SendOp::RdmaWrite(remote) => Op::Write { remote, imm: None },
                     SendOp::RdmaWriteWithImm(remote, imm) => Op::Write {
                         remote,
-                        imm: Some(imm.to_be()),
+                        imm: Some(imm),
                     },
                     SendOp::RdmaRead(remote) => Op::Read(remote),
                     SendOp::CompareSwap {

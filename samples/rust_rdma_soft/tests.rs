@@ -7,8 +7,8 @@ use crate::bindings;
 use crate::kernel_ext::completion::Completion;
 use crate::kernel_ext::workqueue::OwnedQueue;
 use crate::rdma::ulp::{
-    Buffer, Client, Cq, Lease, LocalMemory, Mr, Op, Outcome, Pd, Peer, Qp, QpLimits, Registration,
-    Remote, Ticket,
+    Buffer, Client, Cq, Lease, LocalMemory, Mr, Op, Outcome, Pd, Peer, PollContext, Qp, QpLimits,
+    Registration, Remote, Ticket,
 };
 use crate::rdma::{Access, QpState, WcStatus};
 use core::ptr;
@@ -170,7 +170,10 @@ fn ended(ticket: Ticket<'_>, status: WcStatus) -> Result<Outcome> {
 
 fn with_pair(lease: &Lease, test: impl FnOnce(&Pair) -> Result) -> Result {
     let pd = Pd::new(lease)?;
-    let cqs = [Cq::new(lease, ENTRIES, 0)?, Cq::new(lease, ENTRIES, 0)?];
+    let cqs = [
+        Cq::new(lease, ENTRIES, PollContext::WorkQueue)?,
+        Cq::new(lease, ENTRIES, PollContext::WorkQueue)?,
+    ];
     let pair = Pair::new(lease, &pd, &cqs)?;
     test(&pair)
 }
@@ -444,7 +447,10 @@ struct Abandoned;
 impl Test for Abandoned {
     fn run(lease: &Lease) -> Result {
         let pd = Pd::new(lease)?;
-        let cqs = [Cq::new(lease, ENTRIES, 0)?, Cq::new(lease, ENTRIES, 0)?];
+        let cqs = [
+            Cq::new(lease, ENTRIES, PollContext::WorkQueue)?,
+            Cq::new(lease, ENTRIES, PollContext::WorkQueue)?,
+        ];
         let Pair {
             near, far, buffer, ..
         } = Pair::new(lease, &pd, &cqs)?;

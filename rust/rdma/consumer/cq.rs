@@ -36,7 +36,7 @@ pub struct Cq {
 
 // SAFETY: `ib_free_cq` may be called by any task.
 unsafe impl Send for Cq {}
-// SAFETY: What is read of a queue does not change, and `left` is made to be shared.
+// SAFETY: What is read of a queue does not change; `left` and `graveyard` are made to be shared.
 unsafe impl Sync for Cq {}
 
 impl Cq {
@@ -74,13 +74,8 @@ impl Cq {
     }
 
     /// The core's queue, which is there for as long as this is.
-    pub(super) fn as_raw(&self) -> *mut bindings::ib_cq {
+    pub(in crate::rdma) fn as_raw(&self) -> *mut bindings::ib_cq {
         self.raw.as_ptr()
-    }
-
-    /// Where what its completions refer to waits for its end.
-    pub(super) fn graveyard(&self) -> &Graveyard {
-        &self.graveyard
     }
 
     /// The lease of its device.
@@ -91,40 +86,73 @@ impl Cq {
 
 /// What completions of a queue refer to whose queue pair is gone, without having been drained: a device that fails may refuse
 /// even that. It stays until nobody polls the queue.
-#[pin_data]
-pub(super) struct Graveyard {
+#[pin_data(PinnedDrop)]
+pub(in crate::rdma) struct Graveyard {
     #[pin]
-    buried: Mutex<KVec<Arc<dyn Send + Sync>>>,
+    first: Mutex<Option<KBox<Grave>>>,
+}
+
+/// A place in a [`Graveyard`], which is made long before: at the end there may be no memory for one.
+pub(in crate::rdma) struct Grave {
+    what: Option<Arc<dyn Send + Sync>>,
+    next: Option<KBox<Grave>>,
+}
+
+impl Grave {
+    pub(in crate::rdma) fn new() -> Result<KBox<Self>> {
+        let (what, next) = (None, None);
+        Ok(KBox::new(Self { what, next }, GFP_KERNEL)?)
+    }
 }
 
 impl Graveyard {
-    pub(super) fn new() -> impl PinInit<Self> {
+    pub(in crate::rdma) fn new() -> impl PinInit<Self> {
         pin_init!(Self {
-            buried <- new_mutex!(KVec::new(), "rdma_consumer_graveyard"),
+            first <- new_mutex!(None, "rdma_consumer_graveyard"),
         })
     }
 
     /// Keeps something until the end. May sleep.
-    pub(super) fn bury(&self, what: Arc<dyn Send + Sync>) {
-        let mut buried = self.buried.lock();
-        match buried.reserve(1, GFP_KERNEL) {
-            Ok(()) => {
-                // There is room.
-                let _ = buried.push_within_capacity(what);
-            }
-            // Then for ever: somebody may still look at it.
-            Err(_) => core::mem::forget(what),
-        }
+    pub(in crate::rdma) fn bury(&self, what: Arc<dyn Send + Sync>, mut grave: KBox<Grave>) {
+        grave.what = Some(what);
+        let mut first = self.first.lock();
+        grave.next = first.take();
+        *first = Some(grave);
+    }
+
+    /// Leaves all of it to who may still look at it, for ever.
+    fn leak(&self) {
+        core::mem::forget(self.first.lock().take());
     }
 
     #[cfg(all(CONFIG_KUNIT, not(rdma_no_tests)))]
-    pub(super) fn len(&self) -> usize {
-        self.buried.lock().len()
+    pub(in crate::rdma) fn len(&self) -> usize {
+        let first = self.first.lock();
+        core::iter::successors(first.as_deref(), |grave| grave.next.as_deref()).count()
+    }
+}
+
+#[pinned_drop]
+impl PinnedDrop for Graveyard {
+    fn drop(self: Pin<&mut Self>) {
+        // One by one: a list that drops itself takes stack for each.
+        let mut next = self.first.lock().take();
+        while let Some(mut grave) = next {
+            next = grave.next.take();
+        }
     }
 }
 
 impl Drop for Cq {
     fn drop(&mut self) {
+        // SAFETY: By the type invariant the queue is ours. Its count is read by nobody but us: who changes it has a
+        // reference to the queue, or is a queue pair that nobody could destroy.
+        if unsafe { super::is_used(&raw mut (*self.raw.as_ptr()).usecnt) } {
+            // A driver has refused to destroy a queue pair: the core polls on, and keeps the queue.
+            self.graveyard.leak();
+            core::mem::forget(self.lease.clone());
+            return;
+        }
         // SAFETY: By the type invariant the queue is ours; queue pairs that use it have a reference to it, and are
         // gone. Its device is registered, since `lease` is dropped only after this.
         unsafe { bindings::ib_free_cq(self.raw.as_ptr()) }
@@ -143,25 +171,40 @@ fn take(left: &Atomic<u32>, entries: u32) -> Result {
     }
 }
 
-/// Entries of a completion queue that a queue pair has taken for all that it may post: it never overflows.
-pub(super) struct Room {
+/// Entries of a completion queue that a queue pair has taken for all that it may post: it never overflows. And graves for
+/// what its two queues have under way that nobody can end.
+pub(in crate::rdma) struct Room {
     cq: Arc<Cq>,
     entries: u32,
+    graves: [Option<KBox<Grave>>; 2],
 }
 
 impl Room {
     /// Takes `entries`; `EBUSY` where there are fewer.
-    pub(super) fn new(cq: &Arc<Cq>, entries: u64) -> Result<Self> {
+    pub(in crate::rdma) fn new(cq: &Arc<Cq>, entries: u64) -> Result<Self> {
         let entries = u32::try_from(entries).map_err(|_| EINVAL)?;
+        let graves = [Some(Grave::new()?), Some(Grave::new()?)];
         take(&cq.left, entries)?;
         Ok(Self {
             cq: cq.clone(),
             entries,
+            graves,
         })
     }
 
-    pub(super) fn cq(&self) -> &Cq {
+    pub(in crate::rdma) fn cq(&self) -> &Arc<Cq> {
         &self.cq
+    }
+
+    /// Keeps what requests of a queue refer to that were not drained until nobody polls for them, and the entries that
+    /// their completions may be in. May sleep.
+    pub(in crate::rdma) fn bury(&mut self, what: Arc<dyn Send + Sync>) {
+        self.entries = 0;
+        match self.graves.iter_mut().find_map(Option::take) {
+            Some(grave) => self.cq.graveyard.bury(what, grave),
+            // There is one for each queue. Who buries more loses it.
+            None => core::mem::forget(what),
+        }
     }
 }
 

@@ -32,7 +32,7 @@ use core::marker::PhantomData;
 use core::ptr::NonNull;
 use kernel::error::{from_err_ptr, from_result, to_result};
 use kernel::prelude::*;
-use kernel::sync::atomic::{Acquire, Atomic, Release};
+use kernel::sync::atomic::{Acquire, Atomic, Relaxed, Release};
 use kernel::sync::{Arc, Refcount};
 use kernel::types::Opaque;
 
@@ -380,8 +380,24 @@ impl Pd {
     }
 }
 
+/// Whether something uses an object of the core whose users are counted there.
+///
+/// # Safety
+///
+/// `usecnt` has to be valid.
+unsafe fn is_used(usecnt: *mut bindings::atomic_t) -> bool {
+    // SAFETY: The caller vouches for the count, which everybody changes atomically.
+    unsafe { Atomic::from_ptr(&raw mut (*usecnt).counter) }.load(Relaxed) != 0
+}
+
 impl Drop for Pd {
     fn drop(&mut self) {
+        // SAFETY: By the type invariant the domain is ours, and so valid.
+        if unsafe { is_used(&raw mut (*self.raw.as_ptr()).usecnt) } {
+            // A driver has refused to destroy what was made in it: that lives on, and needs it.
+            core::mem::forget(self.lease.clone());
+            return;
+        }
         // SAFETY: By the type invariant the domain is ours; what was made in it has a reference to it, and is gone.
         // Its device is registered, since `lease` is dropped only after this.
         unsafe { bindings::ib_dealloc_pd(self.raw.as_ptr()) }

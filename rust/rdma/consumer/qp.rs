@@ -6,11 +6,12 @@
 //! is posted. What a request uses goes into that room and is nobody else's until the request is complete: then its
 //! [`User`] gets it back, with how it ended. Dropping a queue pair drains it first.
 
-use super::cq::{Graveyard, Room};
+use super::cq::Room;
 use super::{Chunk, Cq, Pd, Region};
 use crate::bindings;
 use crate::kernel_ext::spinlock::{new_irq_spinlock, IrqSpinLock};
 use crate::rdma::ulp::Outcome;
+use crate::rdma::work::{rdma_wr, reg_wr, send_wr};
 use crate::rdma::{QpType, Remote, WcStatus};
 use core::cell::UnsafeCell;
 use core::ops::Range;
@@ -270,35 +271,25 @@ impl<U: User, M: Maker> Qp<U, M> {
         use bindings as b;
 
         let sge = self.sge(&chunk, &range).map(Some);
-        let plain = |opcode, imm: u32| {
-            let mut wr: b::ib_send_wr = pin_init::zeroed();
-            wr.opcode = opcode;
-            // SAFETY: All views of the union are plain data.
-            unsafe { *wr.ex.imm_data.as_mut() = imm.to_be() };
-            wr
-        };
-        let rdma = |opcode, remote: Remote, imm| {
-            let mut wr: b::ib_rdma_wr = pin_init::zeroed();
-            wr.wr = plain(opcode, imm);
-            wr.remote_addr = remote.addr;
-            wr.rkey = remote.rkey;
-            wr
-        };
         let memory = RequestMemory::Chunk(chunk);
         let wr = match transfer {
             Transfer::Send | Transfer::SendWithImm(_) => {
                 let wr = match transfer {
-                    Transfer::SendWithImm(imm) => plain(b::ib_wr_opcode_IB_WR_SEND_WITH_IMM, imm),
-                    _ => plain(b::ib_wr_opcode_IB_WR_SEND, 0),
+                    Transfer::SendWithImm(imm) => {
+                        send_wr(b::ib_wr_opcode_IB_WR_SEND_WITH_IMM, imm.to_be())
+                    }
+                    _ => send_wr(b::ib_wr_opcode_IB_WR_SEND, 0),
                 };
                 // SAFETY: These opcodes are of an `ib_send_wr`, which refers to nothing else.
                 return unsafe { self.send(tag, memory, sge, wr) };
             }
-            Transfer::Write(remote) => rdma(b::ib_wr_opcode_IB_WR_RDMA_WRITE, remote, 0),
-            Transfer::WriteWithImm(remote, imm) => {
-                rdma(b::ib_wr_opcode_IB_WR_RDMA_WRITE_WITH_IMM, remote, imm)
-            }
-            Transfer::Read(remote) => rdma(b::ib_wr_opcode_IB_WR_RDMA_READ, remote, 0),
+            Transfer::Write(remote) => rdma_wr(b::ib_wr_opcode_IB_WR_RDMA_WRITE, remote, 0),
+            Transfer::WriteWithImm(remote, imm) => rdma_wr(
+                b::ib_wr_opcode_IB_WR_RDMA_WRITE_WITH_IMM,
+                remote,
+                imm.to_be(),
+            ),
+            Transfer::Read(remote) => rdma_wr(b::ib_wr_opcode_IB_WR_RDMA_READ, remote, 0),
         };
         // SAFETY: These opcodes are of an `ib_rdma_wr`, which begins with an `ib_send_wr` and refers to memory of the
         // peer besides.
@@ -317,11 +308,8 @@ impl<U: User, M: Maker> Qp<U, M> {
         if let Err(error) = begun {
             return Err(Unposted { error, tag, memory });
         }
-        let mut wr: bindings::ib_reg_wr = pin_init::zeroed();
-        wr.wr.opcode = bindings::ib_wr_opcode_IB_WR_REG_MR;
-        wr.mr = region.as_raw();
-        wr.key = region.rkey();
-        wr.access = region.access().as_raw() as c_int;
+        let opcode = bindings::ib_wr_opcode_IB_WR_REG_MR;
+        let wr = reg_wr(opcode, 0, region.as_raw(), region.rkey(), region.access());
         // SAFETY: This opcode is of an `ib_reg_wr`, which begins with an `ib_send_wr` and refers to the region besides,
         // of which `memory` has a reference.
         let posted = unsafe { self.send(tag, memory, Ok(None), wr) };
@@ -342,10 +330,7 @@ impl<U: User, M: Maker> Qp<U, M> {
         if let Err(error) = begun {
             return Err(Unposted { error, tag, memory });
         }
-        let mut wr: bindings::ib_send_wr = pin_init::zeroed();
-        wr.opcode = bindings::ib_wr_opcode_IB_WR_LOCAL_INV;
-        // SAFETY: All views of the union are plain data.
-        unsafe { *wr.ex.invalidate_rkey.as_mut() = region.rkey() };
+        let wr = send_wr(bindings::ib_wr_opcode_IB_WR_LOCAL_INV, region.rkey());
         // SAFETY: This opcode is of an `ib_send_wr`; the key is of the region, of which `memory` has a reference.
         let posted = unsafe { self.send(tag, memory, Ok(None), wr) };
         if posted.is_err() {
@@ -362,9 +347,11 @@ impl<U: User, M: Maker> Drop for Qp<U, M> {
         // since nobody else has a reference to this.
         unsafe { bindings::ib_drain_qp(self.raw.as_ptr()) };
         // A device that fails may have refused to be drained, which nobody is told.
-        let graveyard = self.room.cq().graveyard();
-        Queue::bury_if_used(&self.sends, graveyard);
-        Queue::bury_if_used(&self.recvs, graveyard);
+        for queue in [&self.sends, &self.recvs] {
+            if queue.is_used() {
+                self.room.bury(queue.clone());
+            }
+        }
         // SAFETY: By the type invariant the queue pair is the maker's, and destroyed here and nowhere else. All requests are
         // complete, or what they use was buried just now.
         unsafe { self.maker.destroy(self.raw) };
@@ -420,14 +407,12 @@ impl<U: User> Queue<U> {
         }? Error)
     }
 
-    /// Where a request is still under way, the queue and all that its requests use stay until the completion queue goes:
-    /// its completion may be polled at any time. The device does nothing any more once the queue pair is destroyed.
-    fn bury_if_used(this: &Arc<Self>, graveyard: &Graveyard) {
+    /// Whether a request is still under way, when nobody posts any more: then the queue and all that its requests use have
+    /// to stay until the completion queue goes, since its completion may be polled at any time. The device does nothing any
+    /// more once the queue pair is destroyed.
+    fn is_used(&self) -> bool {
         // Whoever has taken a slot and not yet given it back is a poll that runs just now, or a request.
-        let is_used = this.free.lock().len() != this.slots.len();
-        if is_used {
-            graveyard.bury(this.clone());
-        }
+        self.free.lock().len() != self.slots.len()
     }
 
     fn slots(count: u32, queue: NonNull<Self>) -> Result<KVec<Slot<U>>> {
@@ -541,6 +526,7 @@ impl<U: User> Queue<U> {
 #[kunit_tests(rust_rdma_consumer_qp)]
 mod tests {
     use super::*;
+    use crate::rdma::consumer::cq::{Grave, Graveyard};
     use crate::rdma::consumer::{Buffer, Landlord};
     use crate::rdma::WcOpcode;
     use kernel::sync::atomic::{Atomic, Relaxed};
@@ -655,7 +641,9 @@ mod tests {
                 report(late, WcStatus::Success);
             }
             // As the queue pair does when it goes.
-            Queue::bury_if_used(&queue, &graveyard);
+            if queue.is_used() {
+                graveyard.bury(queue, Grave::new()?);
+            }
             assert_eq!(graveyard.len(), usize::from(is_late));
         }
         assert_eq!(user.0.load(Relaxed), 1);

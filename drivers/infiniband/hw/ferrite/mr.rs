@@ -695,9 +695,7 @@ impl FerriteMr {
     }
 
     /// The work request that registers the listed pages.
-    pub(crate) fn register_part(
-        registration: &RegWr<'_, Ferrite>,
-    ) -> Result<FastRegisterPart> {
+    pub(crate) fn register_part(registration: &RegWr<'_, Ferrite>) -> Result<FastRegisterPart> {
         let &RegWr { mr, key, access } = registration;
         let RegionMemory::Frwr(list) = &mr.memory else {
             return Err(EINVAL);

@@ -375,7 +375,7 @@ impl FerriteQp {
         wc.vendor_err = entry.vendor_syndrome;
         if entry.flags & abi::COMPLETION_IMMEDIATE != 0 {
             // Four bytes in the lower half.
-            wc.imm_data = Some(entry.immediate as u32);
+            wc.imm_data = Some(u32::from_be(entry.immediate as u32));
         } else if entry.flags & abi::COMPLETION_INVALIDATED != 0 {
             wc.invalidated = Some(entry.tag);
         }
