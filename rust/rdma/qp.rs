@@ -150,7 +150,7 @@ unsafe extern "C" fn modify_qp<D: QpOps>(
 unsafe extern "C" fn query_qp<D: QpOps>(
     qp: *mut bindings::ib_qp,
     attr: *mut bindings::ib_qp_attr,
-    _mask: c_int,
+    mask: c_int,
     init_attr: *mut bindings::ib_qp_init_attr,
 ) -> c_int {
     from_result(|| {
@@ -159,7 +159,7 @@ unsafe extern "C" fn query_qp<D: QpOps>(
         let (attr, init_attr) = unsafe { (&mut *attr, &mut *init_attr) };
         // SAFETY: `create_qp` made the queue pair, and the caller of `ib_query_qp` has it.
         let qp = unsafe { Qp::<D>::from_raw(qp) };
-        let mut query = QpQuery::new(attr, init_attr);
+        let mut query = QpQuery::new(attr, init_attr, mask as u32);
         query.copy_of(qp);
         D::query_qp(qp, &mut query)?;
         Ok(0)
@@ -708,6 +708,8 @@ impl<'a> QpAttr<'a> {
 pub struct QpQuery<'a> {
     raw: &'a mut bindings::ib_qp_attr,
     init: &'a mut bindings::ib_qp_init_attr,
+    /// `ib_qp_attr_mask`: what was asked for. All is told but for what only the owner of the queue pair is to know.
+    mask: u32,
 }
 
 /// Attributes of a queue pair, by value.
@@ -797,8 +799,23 @@ impl<'a> QpQuery<'a> {
     pub(super) fn new(
         raw: &'a mut bindings::ib_qp_attr,
         init: &'a mut bindings::ib_qp_init_attr,
+        mask: u32,
     ) -> Self {
-        Self { raw, init }
+        Self { raw, init, mask }
+    }
+
+    /// Whether somebody asks who lists queue pairs, be they his own or not (`rdma resource show qp`, which every user may):
+    /// he asks for nothing in particular, and neither is to wait for him whoever uses the queue pair.
+    pub fn is_listing(&self) -> bool {
+        self.mask == 0
+    }
+
+    /// `value` where that attribute was asked for.
+    fn asked(&self, attribute: bindings::ib_qp_attr_mask, value: u32) -> u32 {
+        match self.mask & attribute {
+            0 => 0,
+            _ => value,
+        }
     }
 
     /// Tells what the core set when the queue pair was made.
@@ -814,15 +831,17 @@ impl<'a> QpQuery<'a> {
         (self.init.send_cq, self.init.recv_cq, self.init.srq) = (send_cq, recv_cq, srq);
     }
 
-    /// Writes all attributes.
+    /// Writes all attributes. Those by which anybody could take part in a connection that is not his (packet sequence numbers
+    /// and Q_Key) are told only to who asks for them: of the listing of all users' queue pairs they are no part.
     pub fn fill(&mut self, values: &QpValues) {
+        let qkey = self.asked(bindings::ib_qp_attr_mask_IB_QP_QKEY, values.qkey);
+        let rq_psn = self.asked(bindings::ib_qp_attr_mask_IB_QP_RQ_PSN, values.rq_psn);
+        let sq_psn = self.asked(bindings::ib_qp_attr_mask_IB_QP_SQ_PSN, values.sq_psn);
         let raw = &mut *self.raw;
         raw.qp_state = values.state.as_raw();
         raw.cur_qp_state = values.state.as_raw();
         raw.path_mtu = values.path_mtu.as_raw();
-        raw.qkey = values.qkey;
-        raw.rq_psn = values.rq_psn;
-        raw.sq_psn = values.sq_psn;
+        (raw.qkey, raw.rq_psn, raw.sq_psn) = (qkey, rq_psn, sq_psn);
         raw.dest_qp_num = values.dest_qp_num;
         raw.qp_access_flags = values.access.as_raw() as i32;
         raw.pkey_index = values.pkey_index;

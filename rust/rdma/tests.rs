@@ -889,7 +889,8 @@ mod suite {
             // SAFETY: The region is the test's own.
             |_, mr| unsafe { (*mr).device = other() },
         ];
-        let refused = |op: Result<PostedOp<'_, Minimal>>| matches!(op, Err(error) if error == EINVAL);
+        let refused =
+            |op: Result<PostedOp<'_, Minimal>>| matches!(op, Err(error) if error == EINVAL);
         for opcode in [bindings::ib_wr_opcode_IB_WR_REG_MR, OWN_OPCODE] {
             for change in changes {
                 assert!(posted_registration(opcode, QpType::Rc, change, refused)?);
@@ -1051,6 +1052,36 @@ mod suite {
     }
 
     #[test]
+    fn who_lists_queue_pairs_is_told_nothing_to_take_part_with() {
+        let values = QpValues {
+            qkey: 1,
+            rq_psn: 2,
+            sq_psn: 3,
+            dest_qp_num: 4,
+            ..QpValues::default()
+        };
+        let told = |mask| {
+            let mut attr: bindings::ib_qp_attr = pin_init::zeroed();
+            let mut init: bindings::ib_qp_init_attr = pin_init::zeroed();
+            let mut query = QpQuery::new(&mut attr, &mut init, mask);
+            let is_listing = query.is_listing();
+            query.fill(&values);
+            assert_eq!(attr.dest_qp_num, 4);
+            (is_listing, attr.qkey, attr.rq_psn, attr.sq_psn)
+        };
+        let (qkey, rq_psn, sq_psn) = (
+            bindings::ib_qp_attr_mask_IB_QP_QKEY,
+            bindings::ib_qp_attr_mask_IB_QP_RQ_PSN,
+            bindings::ib_qp_attr_mask_IB_QP_SQ_PSN,
+        );
+        assert_eq!(told(0), (true, 0, 0, 0));
+        assert_eq!(told(qkey), (false, 1, 0, 0));
+        assert_eq!(told(rq_psn), (false, 0, 2, 0));
+        assert_eq!(told(sq_psn), (false, 0, 0, 3));
+        assert_eq!(told(u32::MAX), (false, 1, 2, 3));
+    }
+
+    #[test]
     fn completions_stop_at_the_consumers_room() -> Result {
         let mut memory = Memory::<kind::Qp>::new()?;
         // SAFETY: `memory` is as the core allocates it: zeroed, of the size of the object, and
@@ -1072,7 +1103,7 @@ mod suite {
         // SAFETY: All views of the unions are plain data.
         unsafe {
             assert_eq!(*wcs[0].__bindgen_anon_1.wr_id.as_ref(), 0xabc);
-            assert_eq!(*wcs[0].ex.imm_data.as_ref(), 0x0102_0304);
+            assert_eq!(*wcs[0].ex.imm_data.as_ref(), 0x0102_0304_u32.to_be());
         }
         assert_eq!(wcs[0].wc_flags as u32, bindings::ib_wc_flags_IB_WC_WITH_IMM);
         assert_eq!(wcs[1].status, bindings::ib_wc_status_IB_WC_REM_ACCESS_ERR);

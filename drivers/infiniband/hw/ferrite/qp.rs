@@ -363,14 +363,32 @@ impl QpOps for Ferrite {
     /// Tells state and attributes.
     fn query_qp(qp: &Qp<Self>, attr: &mut QpQuery<'_>) -> Result {
         let dev = qp.device();
+        let answered = |values: &QpValues, reply: &QueuePairState| -> Result<QpValues> {
+            let mut answer = *values;
+            answer.state = QpState::from_raw(reply.attributes.state.into()).ok_or(EIO)?;
+            answer.sq_psn = reply.send_psn;
+            answer.rq_psn = reply.receive_psn;
+            answer.sq_draining = reply.draining != 0;
+            Ok(answer)
+        };
+        if attr.is_listing() {
+            // In the turn of who lists, for which nobody is to wait who has this lock to take. What the device says may be
+            // of before the last change, and is not kept.
+            let reply = dev.hw.query_now::<QueuePairState>(&object(qp.number()));
+            let values = *qp.values.lock();
+            let answer = match reply {
+                Ok(reply) => answered(&values, &reply)?,
+                // The device has no time: then as it was last heard of.
+                Err(error) if error == EAGAIN => values,
+                Err(error) => return Err(error),
+            };
+            attr.fill(&answer);
+            return Ok(());
+        }
         let mut values = qp.values.lock();
-        let reply: QueuePairState = dev.hw.query(&object(qp.number()))?;
-        let mut answer = *values;
-        let state = QpState::from_raw(reply.attributes.state.into()).ok_or(EIO)?;
-        answer.state = state;
-        answer.sq_psn = reply.send_psn;
-        answer.rq_psn = reply.receive_psn;
-        answer.sq_draining = reply.draining != 0;
+        let reply = dev.hw.query(&object(qp.number()))?;
+        let answer = answered(&values, &reply)?;
+        let state = answer.state;
         values.state = state;
         qp.state.store(state.as_raw(), Relaxed);
         attr.fill(&answer);

@@ -348,6 +348,13 @@ fn look(vm: &Vm, qpn: u64) -> Result<()> {
             && shown["drv_send_blocks"].as_u64() == Some(1 << pair.sq_log_blocks),
         "{pair:?}, {shown}"
     );
+    // Of the numbers by which one takes part in a connection the listing, which everybody may see, tells none.
+    for number in ["rq-psn", "sq-psn"] {
+        ensure!(
+            shown[number].as_u64() == Some(0) && pair.send_psn != 0 && pair.receive_psn != 0,
+            "{pair:?}, {shown}"
+        );
+    }
     // 50 messages were received, and answered; all is done.
     ensure!(
         pair.receive_retired == 50 && pair.send_retired == pair.send_producer,
