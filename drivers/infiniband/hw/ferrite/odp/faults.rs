@@ -15,6 +15,7 @@ use crate::{
     hardware::Hardware,
     kernel_ext::{
         errno,
+        memory,
         user,
         workqueue::OwnedQueue, //
     },
@@ -27,17 +28,22 @@ use crate::{
         Pd, //
     },
 };
+use core::mem;
 use kernel::{
     new_mutex,
     prelude::*,
-    rbtree::RBTree,
+    rbtree::{
+        RBTree,
+        RBTreeNodeReservation, //
+    },
     sync::{
         atomic::{
             Atomic,
             Relaxed, //
         },
         Arc,
-        Mutex, //
+        Mutex,
+        UniqueArc, //
     },
     workqueue::{
         impl_has_work,
@@ -120,14 +126,30 @@ impl Backlog {
         }
     }
 
-    fn park(&mut self, fault: &PageFault) -> Result {
+    /// Parks a fault. Where there is no room it takes that of `room`; where that is no more, it does not, and says for how many
+    /// there should be.
+    fn park(&mut self, fault: &PageFault, room: &mut KVVec<PageFault>) -> Result<(), Lacking> {
         // Room that was used comes first, when it is half of all.
         if self.first > 0 && self.first >= self.parked.len() / 2 {
             self.parked.copy_within(self.first.., 0);
             self.parked.truncate(self.parked.len() - self.first);
             self.first = 0;
         }
-        Ok(self.parked.push(*fault, GFP_KERNEL)?)
+        let lacking = Lacking::Parked((2 * self.parked.len()).max(MOST_FAULTS));
+        if self.parked.len() == self.parked.capacity() {
+            if !room.is_empty() || room.capacity() <= self.parked.len() {
+                return Err(lacking);
+            }
+            for old in self.parked.iter().skip(self.first) {
+                // There is room for more.
+                let _ = room.push_within_capacity(*old);
+            }
+            self.first = 0;
+            mem::swap(&mut self.parked, room);
+        }
+        self.parked
+            .push_within_capacity(*fault)
+            .map_err(|_| lacking)
     }
 
     fn parked(&self) -> usize {
@@ -152,6 +174,31 @@ enum Admission {
     Never,
 }
 
+/// Memory to note faults and advices with, which is allocated without the lock that all users share: who ends one has to
+/// take that, and a process that is to end, for want of memory even, waits for him.
+#[derive(Default)]
+struct Room {
+    backlog: Option<RBTreeNodeReservation<u64, Backlog>>,
+    parked: KVVec<PageFault>,
+}
+
+/// What of it was not there: memory for another user, or to park so many faults.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lacking {
+    Backlog,
+    Parked(usize),
+}
+
+impl Room {
+    fn provide(&mut self, lacking: Lacking) -> Result {
+        match lacking {
+            Lacking::Backlog => self.backlog = Some(RBTreeNodeReservation::new(GFP_KERNEL)?),
+            Lacking::Parked(count) => self.parked = KVVec::with_capacity(count, GFP_KERNEL)?,
+        }
+        Ok(())
+    }
+}
+
 /// The faults that were taken from the device, by user: who does not give his pages keeps up his own
 /// faults, and nobody else's.
 struct Backlogs {
@@ -168,13 +215,20 @@ impl Backlogs {
         }
     }
 
-    /// A fault of a region of `user` was taken.
-    fn admit(&mut self, user: u64, fault: &PageFault) -> Result<Admission> {
-        if self.users.get(&user).is_none() {
-            self.users
-                .try_create_and_insert(user, Backlog::new(), GFP_KERNEL)?;
-        }
-        let backlog = self.users.get_mut(&user).ok_or(ENOMEM)?;
+    /// A fault of a region of `user` was taken. Nothing of it was noted where memory is lacking.
+    fn admit(
+        &mut self,
+        user: u64,
+        fault: &PageFault,
+        room: &mut Room,
+    ) -> Result<Admission, Lacking> {
+        let Some(backlog) = self.users.get_mut(&user) else {
+            let node = room.backlog.take().ok_or(Lacking::Backlog)?;
+            let mut backlog = Backlog::new();
+            backlog.under_way = 1;
+            self.users.insert(node.into_node(user, backlog));
+            return Ok(Admission::Now);
+        };
         if backlog.under_way < MOST_FAULTS {
             backlog.under_way += 1;
             return Ok(Admission::Now);
@@ -182,7 +236,7 @@ impl Backlogs {
         if backlog.parked() >= self.most_parked {
             return Ok(Admission::Never);
         }
-        backlog.park(fault)?;
+        backlog.park(fault, &mut room.parked)?;
         Ok(Admission::Later)
     }
 
@@ -238,19 +292,19 @@ impl Advices {
         }
     }
 
-    /// Whether one more of `user` may be followed later: then it counts until [`Advices::finish`].
-    fn admit(&mut self, user: u64) -> bool {
+    /// Whether one more of `user` may be followed later: then it counts until [`Advices::finish`]. `node` is for a user of
+    /// whom there is none yet.
+    fn admit(&mut self, user: u64, node: RBTreeNodeReservation<u64, u32>) -> bool {
         match self.users.get_mut(&user) {
             Some(count) if *count >= MOST_ADVICES => false,
             Some(count) => {
                 *count += 1;
                 true
             }
-            // Without memory to note it he follows it himself.
-            None => self
-                .users
-                .try_create_and_insert(user, 1, GFP_KERNEL)
-                .is_ok(),
+            None => {
+                self.users.insert(node.into_node(user, 1));
+                true
+            }
         }
     }
 
@@ -356,7 +410,7 @@ impl_has_work! {
 impl Pager {
     /// For a device with so many queue pairs.
     pub(crate) fn new(hw: &Arc<Hardware>, queue_pairs: u32) -> Result<Arc<Self>> {
-        Arc::pin_init(
+        let pager = Arc::pin_init(
             pin_init!(Self {
                 hw: hw.clone(),
                 closed: Atomic::new(0),
@@ -365,7 +419,12 @@ impl Pager {
                 work <- new_work!("ferrite_pager"),
             }),
             GFP_KERNEL,
-        )
+        )?;
+        memory::taken_in_reclaim(|| {
+            drop(pager.backlogs.lock());
+            drop(pager.advices.lock());
+        });
+        Ok(pager)
     }
 
     /// Takes no more faults: a device that never runs out of them is not waited for.
@@ -383,7 +442,15 @@ impl Pager {
             resolve(&self.hw, user::KERNEL, fault, true);
             return;
         };
-        let admission = self.backlogs.lock().admit(user, fault);
+        let mut room = Room::default();
+        let admission = loop {
+            let admission = self.backlogs.lock().admit(user, fault, &mut room);
+            match admission.map_err(|lacking| room.provide(lacking)) {
+                Err(Ok(())) => {}
+                Ok(admission) => break Ok(admission),
+                Err(Err(error)) => break Err(error),
+            }
+        };
         match admission {
             Ok(Admission::Now) => {
                 if !self.begin(user::KERNEL, user, fault) {
@@ -399,6 +466,8 @@ impl Pager {
     /// Has a fault that counts among those of `user` dealt with by a worker, or answers it in the turn
     /// of `caller`. Returns false where there is nothing to wait for.
     fn begin(&self, caller: u64, user: u64, fault: &PageFault) -> bool {
+        // Before there is a region that somebody may want to end.
+        let room = UniqueArc::<FaultWork>::new_uninit(GFP_KERNEL);
         // It may have waited, and the region be gone: its index is another's then.
         let mr = self.hw.regions.get(index_of(fault));
         let mr = mr.filter(|mr| owner_of(fault, key_and_user(mr)) == Some(user));
@@ -407,19 +476,19 @@ impl Pager {
             return false;
         };
         let kept = mr.clone();
-        let work = Arc::pin_init(
-            pin_init!(FaultWork {
+        let work = room.map_err(Error::from).and_then(|room| {
+            room.pin_init_with(pin_init!(FaultWork {
                 mr: kept,
                 fault: *fault,
                 user,
                 work <- new_work!("ferrite_fault"),
-            }),
-            GFP_KERNEL,
-        );
+            }))
+            .map_err(|never| match never {})
+        });
         match work {
             Ok(work) => {
                 // A work item that was made just now is not queued yet.
-                drop(mr.device().paging.deal_with(work));
+                drop(mr.device().paging.deal_with(Arc::from(work)));
                 true
             }
             Err(_) => {
@@ -473,7 +542,9 @@ impl Later {
     /// For the current process; `None` where there are too many of its user already.
     fn new(pager: &Arc<Pager>) -> Option<Self> {
         let user = user::accountable();
-        let admitted = pager.advices.lock().admit(user);
+        // Without memory to note it he follows it himself.
+        let node = RBTreeNodeReservation::new(GFP_KERNEL_ACCOUNT).ok()?;
+        let admitted = pager.advices.lock().admit(user, node);
         admitted.then(|| Self {
             pager: pager.clone(),
             user,
@@ -573,21 +644,61 @@ mod tests {
         }
     }
 
+    /// Has a fault admitted, as the pager does.
+    fn admit(backlogs: &mut Backlogs, user: u64, token: u32) -> Result<Admission> {
+        let mut room = Room::default();
+        loop {
+            match backlogs.admit(user, &fault(token), &mut room) {
+                Ok(admission) => return Ok(admission),
+                Err(lacking) => room.provide(lacking)?,
+            }
+        }
+    }
+
+    #[test]
+    fn no_memory_is_allocated_where_faults_are_noted() -> Result {
+        let mut backlogs = Backlogs::new(1000);
+        let mut room = Room::default();
+        for _ in 0..2 {
+            let refused = backlogs.admit(1, &fault(0), &mut room);
+            assert_eq!(refused, Err(Lacking::Backlog));
+        }
+        assert!(backlogs.users.is_empty());
+        for _ in 0..MOST_FAULTS {
+            assert_eq!(admit(&mut backlogs, 1, 0)?, Admission::Now);
+        }
+        // Room is asked for when there is none, and for twice as much each time.
+        let mut asked = KVec::new();
+        for token in 0..200 {
+            while let Err(lacking) = backlogs.admit(1, &fault(token), &mut room) {
+                asked.push(lacking, GFP_KERNEL)?;
+                room.provide(lacking)?;
+            }
+        }
+        assert_eq!(asked.first(), Some(&Lacking::Parked(MOST_FAULTS)));
+        assert!(asked.len() <= 4);
+        for token in 0..200 {
+            let next = backlogs.finish(1).ok_or(ENOENT)?;
+            assert_eq!(next.token, fault(token).token);
+        }
+        Ok(())
+    }
+
     #[test]
     fn a_user_who_gives_no_pages_keeps_up_only_himself() -> Result {
         let most = 3 * MOST_FAULTS;
         let mut backlogs = Backlogs::new(most);
         // One whose pages never come has as many faults as he can have.
         for _ in 0..MOST_FAULTS {
-            assert_eq!(backlogs.admit(1, &fault(0))?, Admission::Now);
+            assert_eq!(admit(&mut backlogs, 1, 0)?, Admission::Now);
         }
         for number in 0..most {
-            assert_eq!(backlogs.admit(1, &fault(number as u32))?, Admission::Later);
+            assert_eq!(admit(&mut backlogs, 1, number as u32)?, Admission::Later);
         }
         // What is more is from queue pairs that are gone, or made up.
-        assert_eq!(backlogs.admit(1, &fault(0))?, Admission::Never);
+        assert_eq!(admit(&mut backlogs, 1, 0)?, Admission::Never);
         // That is nothing to another.
-        assert_eq!(backlogs.admit(2, &fault(7))?, Admission::Now);
+        assert_eq!(admit(&mut backlogs, 2, 7)?, Admission::Now);
         assert!(backlogs.finish(2).is_none());
         // When they come each makes room for the next, in order.
         for number in 0..most {
@@ -625,21 +736,23 @@ mod tests {
     }
 
     #[test]
-    fn advices_of_a_user_keep_up_nobody_elses() {
+    fn advices_of_a_user_keep_up_nobody_elses() -> Result {
+        let node = || RBTreeNodeReservation::new(GFP_KERNEL);
         let mut advices = Advices::new();
         for _ in 0..MOST_ADVICES {
-            assert!(advices.admit(1));
+            assert!(advices.admit(1, node()?));
         }
-        assert!(!advices.admit(1));
-        assert!(advices.admit(2));
+        assert!(!advices.admit(1, node()?));
+        assert!(advices.admit(2, node()?));
         advices.finish(1);
-        assert!(advices.admit(1));
-        assert!(!advices.admit(1));
+        assert!(advices.admit(1, node()?));
+        assert!(!advices.admit(1, node()?));
         advices.finish(2);
         for _ in 0..MOST_ADVICES {
             advices.finish(1);
         }
         assert!(advices.users.is_empty());
+        Ok(())
     }
 
     /// Work that says that it began, and waits for leave to end.
@@ -715,9 +828,15 @@ mod tests {
     #[test]
     fn parked_faults_stay_in_order_while_others_come() -> Result {
         let mut backlog = Backlog::new();
+        let mut room = KVVec::new();
         let mut expected = 0;
         for number in 0..1_000u32 {
-            backlog.park(&fault(number))?;
+            while let Err(lacking) = backlog.park(&fault(number), &mut room) {
+                let Lacking::Parked(count) = lacking else {
+                    return Err(EINVAL);
+                };
+                room = KVVec::with_capacity(count, GFP_KERNEL)?;
+            }
             if number % 3 != 0 {
                 let next = backlog.unpark().ok_or(ENOENT)?;
                 assert_eq!(next.token, fault(expected).token);
