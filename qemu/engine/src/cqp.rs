@@ -960,7 +960,13 @@ impl Engine {
                 let state = core.tpt.query(Tag(object_number(request)?))?;
                 return reply(core, entry, &state, host);
             }
-            _ => core.tpt.release(Tag(object_number(request)?)),
+            _ => {
+                core.tpt.release(Tag(object_number(request)?))?;
+                match core.misbehaviour.as_deref_mut() {
+                    Some(it) if it.denies_tag() => Err(CommandStatus::NotFound),
+                    _ => Ok(()),
+                }
+            }
         };
         done.map(|()| 0)
     }
@@ -1609,6 +1615,34 @@ mod tests {
                 node.engine.core.tpt.stands(tag),
                 Err(tpt::TptError::RegistrationFailed)
             );
+        }
+    }
+
+    #[test]
+    fn releases_can_be_denied() {
+        let mut node = Node::new(1);
+        let tag = Tag::new(1, 1);
+        let region = RegisterRegion {
+            tag: tag.0,
+            buffer: Buffer::contiguous(0x1000, 64),
+            ..RegisterRegion::zeroed()
+        };
+        for (deny_tags, status) in [(true, CommandStatus::NotFound), (false, CommandStatus::Ok)] {
+            let rules = Misbehaviour {
+                deny_tags,
+                ..Misbehaviour::default()
+            };
+            node.engine.misbehave(rules, node.now, &mut node.host);
+            let made = node.command(RegisterRegion::OPCODE, &region);
+            assert_eq!(made, CommandStatus::Ok);
+            let ended = node.object_command(CommandOpcode::ReleaseTag, tag.0);
+            assert_eq!(ended, status);
+            let denied = node
+                .engine
+                .core
+                .misdeeds()
+                .map_or(0, |(_, done)| done.denied_tags);
+            assert_eq!(denied, u64::from(deny_tags));
         }
     }
 

@@ -119,6 +119,8 @@ pub struct Misbehaviour {
     pub fail_length: u64,
     /// `AllocateTag` of a window ends with `NoResource`, likewise.
     pub fail_windows: bool,
+    /// `ReleaseTag` ends with `NotFound`, as if there had been no such tag.
+    pub deny_tags: bool,
 }
 
 impl Default for Misbehaviour {
@@ -136,6 +138,7 @@ impl Default for Misbehaviour {
             hold_control: 0.0,
             fail_length: 0,
             fail_windows: false,
+            deny_tags: false,
         }
     }
 }
@@ -223,6 +226,8 @@ pub struct Misdeeds {
     pub held_control: u64,
     /// Registrations and allocations that failed for nothing.
     pub failed_tags: u64,
+    /// Releases that the device denied.
+    pub denied_tags: u64,
 }
 
 /// A small generator (splitmix64), the same everywhere for ever, as in the fabric's faults.
@@ -501,6 +506,12 @@ impl Misbehaving {
     /// Whether the allocation of a window does.
     pub(crate) fn fails_window(&mut self) -> bool {
         self.fails(self.rules.fail_windows)
+    }
+
+    /// Whether it says of a tag that was released that there was none.
+    pub(crate) fn denies_tag(&mut self) -> bool {
+        self.misdeeds.denied_tags += u64::from(self.rules.deny_tags);
+        self.rules.deny_tags
     }
 
     fn fails(&mut self, fails: bool) -> bool {

@@ -705,10 +705,7 @@ impl Hardware {
     /// A device does not let go of a tag whose memory it was seen not to use: it is given up.
     #[cold]
     fn release_failed(self: &Arc<Self>, number: u32, error: Error) {
-        if error == ENOENT {
-            // It was never made, and there is nothing that the device could use.
-            return;
-        }
+        // Not even "not found" is an answer: a tag whose registration failed is there until it is released.
         // It may be said: all keys end with the life of the device, and no other life has them.
         let index = Tag(number).index();
         dev_err!(

@@ -76,6 +76,10 @@ pub const FAILING: &[VmTest] = &[
         "the device fails under a kernel user whose queue stands still after a failed registration",
         fails_under_a_kernel_user,
     ),
+    VmTest::new(
+        "a device that knows nothing of a key that is given back is given up, and comes back",
+        denied_release,
+    ),
 ];
 
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -132,6 +136,33 @@ fn fails_under_a_kernel_user(cluster: &Cluster) -> Result<()> {
     unbind(one)?;
     one.sh_in(&format!("rmmod ferrite; {LOAD_DRIVER}"), driver::PATIENCE)?;
     wait_active(one)?;
+    nothing_left(one)?;
+    still_works(cluster)
+}
+
+fn denied_release(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    bind_anew(one)?;
+    let count = lives(one)?;
+    let rules = |deny: bool| json!({"cmd": "misbehave", "deny_tags": deny});
+    cluster.device_command(one.index, &rules(true))?;
+    one.sh("dmesg -C")?;
+    let said = one.sh_in(
+        "python3 - <<'END'
+from pyverbs.device import Context
+from pyverbs.enums import IBV_ACCESS_LOCAL_WRITE
+from pyverbs.mr import MR
+from pyverbs.pd import PD
+
+with Context(name='ferrite0') as context, PD(context) as pd:
+    MR(pd, 4096, IBV_ACCESS_LOCAL_WRITE).close()
+END",
+        PATIENCE,
+    );
+    let seen = one.wait_for("dmesg | grep -q 'release of tag index'", PATIENCE);
+    cluster.device_command(one.index, &rules(false))?;
+    seen.with_context(|| format!("the driver goes on: {said:?}"))?;
+    wait_back(one, count)?;
     nothing_left(one)?;
     still_works(cluster)
 }
