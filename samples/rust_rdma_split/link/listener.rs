@@ -314,7 +314,7 @@ impl<F: Factory> Parent<F::Owner> for Door<F> {
     }
 }
 
-#[cfg(not(rdma_cm_no_tests))]
+#[cfg(not(split_no_tests))]
 #[kunit_tests(rust_rdma_split_listener)]
 mod tests {
     use super::*;

@@ -2,7 +2,7 @@
 
 //! Which frames a host wants.
 
-use crate::net::{EthernetHeader, MacAddress, VlanTag, PROTOCOL_VLAN};
+use crate::net::{EthernetHeader, MacAddress, VlanTag, PROTOCOL_SERVICE_VLAN, PROTOCOL_VLAN};
 use crate::protocol::{FILTER_ALL_MULTICAST, FILTER_PROMISCUOUS};
 use kernel::prelude::*;
 
@@ -12,6 +12,9 @@ const MOST_GROUPS: usize = 128;
 const MOST_VLANS: u32 = 64;
 /// Numbers of VLANs are below this.
 const VLANS: usize = 4096;
+
+/// What a switch may take for a tag: the two kinds there are, and those of before there was a standard for the second.
+const TAG_PROTOCOLS: [u16; 5] = [PROTOCOL_VLAN, PROTOCOL_SERVICE_VLAN, 0x9100, 0x9200, 0x9300];
 
 /// What a host wants.
 pub(super) struct Filter {
@@ -54,11 +57,23 @@ impl Filter {
             || to.is_group() && (self.flags & FILTER_ALL_MULTICAST != 0 || self.has_group(to))
     }
 
-    /// Whether a host may send a frame that is not trusted: as nobody else, and to its own VLANs.
-    pub(super) fn may_send(&self, header: &EthernetHeader, tag: Option<VlanTag>) -> bool {
-        // Behind a priority without a VLAN there may be another tag, which is the one that counts for who gets it.
-        let hides = tag.is_some_and(|tag| tag.vlan == 0);
-        header.source == self.mac && !hides && self.is_in(tag)
+    /// Whether a host may send a frame that is not trusted: as nobody else, and to its own VLANs. `protocol` is that of what
+    /// is in the frame, behind a tag.
+    pub(super) fn may_send(
+        &self,
+        header: &EthernetHeader,
+        tag: Option<VlanTag>,
+        protocol: u16,
+    ) -> bool {
+        // A priority without a VLAN is no network's.
+        let is_priority = tag.is_some_and(|tag| tag.vlan == 0);
+        // Where the first tag goes another may be the one that counts for who gets it.
+        let is_nested = TAG_PROTOCOLS.contains(&protocol);
+        header.source == self.mac
+            && !is_link_control(header.destination)
+            && !is_priority
+            && !is_nested
+            && self.is_in(tag)
     }
 
     /// Whether frames with that tag, or without one, are of a network that the host is part of. There is no way to ask for
@@ -111,15 +126,38 @@ impl Filter {
     }
 }
 
+/// Whether frames to that address are between neighbours on a link (spanning tree, PAUSE, LACP, 802.1X, LLDP; IEEE 802.1Q,
+/// 8.6.3): the neighbour of the LAN is the I/O unit, and not its hosts.
+fn is_link_control(destination: MacAddress) -> bool {
+    matches!(destination.0, [0x01, 0x80, 0xc2, 0x00, 0x00, 0x00..=0x0f])
+}
+
+/// The tag of a frame that has it inside, of which `read` gives what follows the header, and the protocol of what is in the
+/// frame. Fails where the tag is cut off: drivers fill up short frames, so that it would be another one on the wire.
+pub(super) fn tag_of(
+    header: &EthernetHeader,
+    read: impl FnOnce(&mut [u8]) -> Result,
+) -> Result<(Option<VlanTag>, u16)> {
+    let protocol = header.protocol;
+    if ![PROTOCOL_VLAN, PROTOCOL_SERVICE_VLAN].contains(&protocol) {
+        return Ok((None, protocol));
+    }
+    let mut behind = [0; 4];
+    read(&mut behind)?;
+    let [tag, inside] = [[behind[0], behind[1]], [behind[2], behind[3]]].map(u16::from_be_bytes);
+    Ok((Some(VlanTag::new(protocol, tag)), inside))
+}
+
 #[kunit_tests(rust_rdma_split_filter)]
 mod tests {
     use super::*;
-    use crate::net::PROTOCOL_SERVICE_VLAN;
 
     fn tag(vlan: u16) -> Option<VlanTag> {
         Some(VlanTag::new(PROTOCOL_VLAN, vlan))
     }
 
+    /// What is in a frame.
+    const INSIDE: u16 = 0x0800;
     const OWN: MacAddress = MacAddress([2, 0, 0, 0, 0, 1]);
     const OTHER: MacAddress = MacAddress([2, 0, 0, 0, 0, 2]);
     const GROUP: MacAddress = MacAddress([0x33, 0x33, 0, 0, 0, 1]);
@@ -130,6 +168,55 @@ mod tests {
             source: OTHER,
             protocol: 0x0800,
         }
+    }
+
+    #[test]
+    fn a_tag_that_is_cut_off_is_no_tag_and_not_none() {
+        let inside = [0x05, 0x00, 0x08, 0x00];
+        for protocol in [PROTOCOL_VLAN, PROTOCOL_SERVICE_VLAN, 0x0800] {
+            let header = EthernetHeader {
+                protocol,
+                ..to(OTHER)
+            };
+            for length in 0..=inside.len() {
+                let found = tag_of(&header, |to| {
+                    let from = inside[..length].get(..to.len()).ok_or(EFAULT)?;
+                    to.copy_from_slice(from);
+                    Ok(())
+                });
+                let expected = match (protocol, length) {
+                    (0x0800, _) => Ok((None, 0x0800)),
+                    (_, 4) => Ok((Some(VlanTag::new(protocol, 0x500)), 0x0800)),
+                    _ => Err(EFAULT),
+                };
+                assert_eq!(found, expected);
+            }
+        }
+    }
+
+    #[test]
+    fn a_host_speaks_to_no_neighbour_on_the_link_and_hides_no_tag() -> Result {
+        let mut filter = Filter::new(OWN)?;
+        filter.set_vlan(7, true);
+        for last in 0..=0x20 {
+            let header = EthernetHeader {
+                source: OWN,
+                ..to(MacAddress([0x01, 0x80, 0xc2, 0, 0, last]))
+            };
+            for tag in [None, tag(7)] {
+                assert_eq!(filter.may_send(&header, tag, INSIDE), last > 0x0f);
+            }
+        }
+        let header = EthernetHeader {
+            source: OWN,
+            ..to(OTHER)
+        };
+        for tag in [None, tag(7)] {
+            for protocol in TAG_PROTOCOLS {
+                assert!(!filter.may_send(&header, tag, protocol));
+            }
+        }
+        Ok(())
     }
 
     #[test]
@@ -220,22 +307,25 @@ mod tests {
             source,
             ..to(MacAddress::BROADCAST)
         };
-        assert!(filter.may_send(&from(OWN), None));
-        assert!(!filter.may_send(&from(OWN), tag(0)));
-        assert!(!filter.may_send(&from(OWN), tag(0xe000)));
+        assert!(filter.may_send(&from(OWN), None, INSIDE));
+        assert!(!filter.may_send(&from(OWN), tag(0), INSIDE));
+        assert!(!filter.may_send(&from(OWN), tag(0xe000), INSIDE));
         for other in [OTHER, GROUP, MacAddress([0; 6]), MacAddress::BROADCAST] {
-            assert!(!filter.may_send(&from(other), None));
+            assert!(!filter.may_send(&from(other), None, INSIDE));
         }
-        assert!(!filter.may_send(&from(OWN), tag(7)));
+        assert!(!filter.may_send(&from(OWN), tag(7), INSIDE));
         filter.set_vlan(7, true);
-        assert!(filter.may_send(&from(OWN), tag(7)));
-        assert!(!filter.may_send(&from(OTHER), tag(7)));
-        assert!(!filter.may_send(&from(OWN), tag(8)));
+        assert!(filter.may_send(&from(OWN), tag(7), INSIDE));
+        assert!(!filter.may_send(&from(OTHER), tag(7), INSIDE));
+        assert!(!filter.may_send(&from(OWN), tag(8), INSIDE));
         let service = Some(VlanTag::new(PROTOCOL_SERVICE_VLAN, 7));
-        assert!(!filter.may_send(&from(OWN), service));
+        assert!(!filter.may_send(&from(OWN), service, INSIDE));
         // Whoever it is from, after it has changed its address it is another.
         filter.mac = OTHER;
-        assert!(!filter.may_send(&from(OWN), None) && filter.may_send(&from(OTHER), None));
+        assert!(
+            !filter.may_send(&from(OWN), None, INSIDE)
+                && filter.may_send(&from(OTHER), None, INSIDE)
+        );
         Ok(())
     }
 }

@@ -2,15 +2,12 @@
 
 //! One host of an I/O unit.
 
-use super::filter::Filter;
+use super::filter::{tag_of, Filter};
 use super::Lan;
 use crate::frames::{copy_frame, MAX_MTU, MIN_MTU, OVERHEAD};
 use crate::kernel_ext::spinlock::{new_irq_spinlock, IrqSpinLock};
 use crate::link::{Frame, Link, Owner, CONFIG_MAX};
-use crate::net::{
-    DropReason, EthernetHeader, Handle, MacAddress, Skb, VlanTag, Want, Wanted,
-    PROTOCOL_SERVICE_VLAN, PROTOCOL_VLAN,
-};
+use crate::net::{DropReason, EthernetHeader, Handle, MacAddress, Skb, VlanTag, Want, Wanted};
 use crate::protocol::{
     FilterFlags, Layout, MacAddress as MacData, Mtu, Operation, Statistics, Status, Vlan,
     FILTER_ALL_MULTICAST, FILTER_PROMISCUOUS,
@@ -106,11 +103,15 @@ impl Port {
     /// A frame of the host, which nobody changes any more.
     fn forward(&self, skb: Skb) -> Result {
         let header = skb.ethernet_header().ok_or(EINVAL)?;
-        let tag = tag_of(&skb, &header);
+        let read = |to: &mut [u8]| skb.copy_to(EthernetHeader::SIZE, to);
+        let Ok((tag, protocol)) = tag_of(&header, read) else {
+            skb.discard(DropReason::BadHeader);
+            return Err(EINVAL);
+        };
         let lan = self.lan.upper();
         // Before anybody has it: with the address of another a host would get what is for that one, as switches learn who is
         // where.
-        if !lan.trust && !self.filter.lock().may_send(&header, tag) {
+        if !lan.trust && !self.filter.lock().may_send(&header, tag, protocol) {
             skb.discard(DropReason::BadHeader);
             return Err(EPERM);
         }
@@ -388,15 +389,4 @@ fn decode_mac(data: &[u8]) -> Result<MacAddress, Status> {
 fn reply<A: Layout>(data: &A, answer: &mut [u8; CONFIG_MAX]) -> Result<usize, Status> {
     data.encode(answer).ok_or(Status::Failed)?;
     Ok(A::SIZE)
-}
-
-/// The tag of a frame that has it inside.
-fn tag_of(skb: &Skb, header: &EthernetHeader) -> Option<VlanTag> {
-    let protocol = header.protocol;
-    if ![PROTOCOL_VLAN, PROTOCOL_SERVICE_VLAN].contains(&protocol) {
-        return None;
-    }
-    let mut bits = [0; 2];
-    skb.copy_to(EthernetHeader::SIZE, &mut bits).ok()?;
-    Some(VlanTag::new(protocol, u16::from_be_bytes(bits)))
 }
