@@ -582,17 +582,19 @@ impl<U: Upper> Handle<U> {
                 .unwrap_or(Err(ENODEV))
         })?;
         Ok(Wanted {
-            inner: Some(self.inner.clone()),
+            inner: self.inner.clone(),
             want,
+            is_over: false,
         })
     }
 }
 
 /// Frames that an interface receives for somebody, until this is dropped, which takes RTNL.
 pub struct Wanted<U: Upper> {
-    /// `None` once it was given up.
-    inner: Option<Arc<Inner<U>>>,
+    inner: Arc<Inner<U>>,
     want: Want,
+    /// Whether it was given up.
+    is_over: bool,
 }
 
 impl<U: Upper> Wanted<U> {
@@ -602,20 +604,16 @@ impl<U: Upper> Wanted<U> {
     }
 
     /// Gives up all of these, as dropping them does, but takes RTNL once.
-    pub fn give_up(all: KVec<Self>) {
-        Rtnl::with(|rtnl| {
-            for mut wanted in all {
-                wanted.end(rtnl);
-            }
-        });
+    pub fn give_up(mut all: KVec<Self>) {
+        Rtnl::with(|rtnl| all.iter_mut().for_each(|wanted| wanted.end(rtnl)));
+        // Only now: the end of the attachment's user, where these are the last to know him, may take RTNL itself.
+        drop(all);
     }
 
     fn end(&mut self, rtnl: &Rtnl) {
-        let Some(inner) = self.inner.take() else {
-            return;
-        };
-        inner.with(rtnl, |dev| {
-            let mut wants = inner.wants.lock();
+        self.is_over = true;
+        self.inner.with(rtnl, |dev| {
+            let mut wants = self.inner.wants.lock();
             if let Some(index) = wants.iter().position(|want| *want == self.want) {
                 // SAFETY: The interface stays while RTNL is held; by the type invariant it was added.
                 unsafe { self.want.remove(dev) };
@@ -628,7 +626,7 @@ impl<U: Upper> Wanted<U> {
 
 impl<U: Upper> Drop for Wanted<U> {
     fn drop(&mut self) {
-        if self.inner.is_some() {
+        if !self.is_over {
             Rtnl::with(|rtnl| self.end(rtnl));
         }
     }
