@@ -9,6 +9,7 @@ mod coverage;
 mod examples;
 mod glossary;
 mod layouts;
+mod promises;
 mod requirements;
 mod sources;
 mod travels;
