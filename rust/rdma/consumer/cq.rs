@@ -149,6 +149,7 @@ impl Drop for Cq {
         // reference to the queue, or is a queue pair that nobody could destroy.
         if unsafe { super::is_used(&raw mut (*self.raw.as_ptr()).usecnt) } {
             // A driver has refused to destroy a queue pair: the core polls on, and keeps the queue.
+            pr_err!("rdma: a completion queue is still used, and stays with its device\n");
             self.graveyard.leak();
             core::mem::forget(self.lease.clone());
             return;
@@ -218,6 +219,43 @@ impl Drop for Room {
 #[kunit_tests(rust_rdma_consumer_cq)]
 mod tests {
     use super::*;
+    use crate::rdma::consumer::Landlord;
+
+    #[test]
+    fn what_is_buried_keeps_its_entries_and_what_the_core_keeps_its_device() -> Result {
+        // SAFETY: Nobody looks at the device.
+        let landlord = unsafe { Landlord::new(ptr::null_mut(), c"kunit_cq")? };
+        let mut core = KBox::init(pin_init::init_zeroed::<bindings::ib_cq>(), GFP_KERNEL)?;
+        // As a queue pair leaves it that nobody could destroy.
+        core.usecnt.counter = 1;
+        let cq = Cq {
+            raw: NonNull::from(&mut *core),
+            left: Atomic::new(20),
+            graveyard: KBox::pin_init(Graveyard::new(), GFP_KERNEL)?,
+            lease: landlord.lease(),
+        };
+        let cq = Arc::new(cq, GFP_KERNEL)?;
+        let (mut room, other) = (Room::new(&cq, 6)?, Room::new(&cq, 4)?);
+        assert_eq!(Room::new(&cq, 11).err(), Some(EBUSY));
+        assert_eq!(Room::new(&cq, 1 << 32).err(), Some(EINVAL));
+        let what = Arc::new(5, GFP_KERNEL)?;
+        room.bury(what.clone());
+        room.bury(what.clone());
+        assert_eq!(cq.graveyard.len(), 2);
+        drop(room);
+        drop(other);
+        // Those of what was buried are nobody else's.
+        assert_eq!(cq.left.load(Relaxed), 14);
+        // They would be lost.
+        let graves = cq.graveyard.first.lock().take();
+        let leases = landlord.leases();
+        drop(cq);
+        assert_eq!(landlord.leases(), leases);
+        landlord.take_back();
+        drop(graves);
+        assert!(Arc::into_unique_or_drop(what).is_some());
+        Ok(())
+    }
 
     #[test]
     fn no_more_entries_are_taken_than_there_are() -> Result {

@@ -260,6 +260,22 @@ impl Landlord {
     }
 }
 
+#[cfg(all(CONFIG_KUNIT, not(rdma_no_tests)))]
+impl Landlord {
+    /// How many leases there are, with the one that it has itself.
+    fn leases(&self) -> i32 {
+        self.tenancy.leases.as_atomic().load(Relaxed)
+    }
+
+    /// Takes back a lease that was lost.
+    fn take_back(&self) {
+        // INVARIANT: It was counted, and nobody has it.
+        drop(Lease {
+            tenancy: NonNull::from(&*self.tenancy),
+        });
+    }
+}
+
 impl Drop for Landlord {
     fn drop(&mut self) {
         // INVARIANT: The count began with this one, and the tenancy is freed after it was waited for.
@@ -395,6 +411,7 @@ impl Drop for Pd {
         // SAFETY: By the type invariant the domain is ours, and so valid.
         if unsafe { is_used(&raw mut (*self.raw.as_ptr()).usecnt) } {
             // A driver has refused to destroy what was made in it: that lives on, and needs it.
+            pr_err!("rdma: a protection domain is still used, and stays with its device\n");
             core::mem::forget(self.lease.clone());
             return;
         }
@@ -426,6 +443,24 @@ mod tests {
         }
 
         fn remove(_data: Arc<Lease>) {}
+    }
+
+    #[test]
+    fn a_domain_that_the_core_keeps_keeps_its_device() -> Result {
+        // SAFETY: Nobody looks at the device.
+        let landlord = unsafe { Landlord::new(core::ptr::null_mut(), c"kunit_pd")? };
+        let mut core = KBox::init(pin_init::init_zeroed::<bindings::ib_pd>(), GFP_KERNEL)?;
+        // As a queue pair leaves it that nobody could destroy.
+        core.usecnt.counter = 1;
+        let pd = Pd {
+            raw: NonNull::from(&mut *core),
+            lease: landlord.lease(),
+        };
+        let leases = landlord.leases();
+        drop(pd);
+        assert_eq!(landlord.leases(), leases);
+        landlord.take_back();
+        Ok(())
     }
 
     #[test]

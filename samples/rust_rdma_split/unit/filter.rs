@@ -70,7 +70,7 @@ impl Filter {
         // Where the first tag goes another may be the one that counts for who gets it.
         let is_nested = TAG_PROTOCOLS.contains(&protocol);
         header.source == self.mac
-            && !is_link_control(header.destination)
+            && !is_link_control(header.destination, protocol)
             && !is_priority
             && !is_nested
             && self.is_in(tag)
@@ -126,10 +126,18 @@ impl Filter {
     }
 }
 
-/// Whether frames to that address are between neighbours on a link (spanning tree, PAUSE, LACP, 802.1X, LLDP; IEEE 802.1Q,
-/// 8.6.3): the neighbour of the LAN is the I/O unit, and not its hosts.
-fn is_link_control(destination: MacAddress) -> bool {
-    matches!(destination.0, [0x01, 0x80, 0xc2, 0x00, 0x00, 0x00..=0x0f])
+/// Whether a frame is between neighbours on a link, or for what switches agree on: the neighbour of the LAN is the I/O unit, and
+/// not its hosts.
+fn is_link_control(destination: MacAddress, protocol: u16) -> bool {
+    let to_neighbours = match destination.0 {
+        // IEEE 802.1Q, 8.6.3 (spanning tree, PAUSE, LACP, 802.1X, LLDP) and 10.5 (MVRP, MMRP).
+        [0x01, 0x80, 0xc2, 0x00, 0x00, last] => matches!(last, 0x00..=0x0f | 0x20..=0x2f),
+        // Those of one maker (CDP, VTP, DTP, spanning tree by VLAN), which others have, too.
+        [0x01, 0x00, 0x0c, 0xcc, 0xcc, last] => matches!(last, 0xcc | 0xcd),
+        _ => false,
+    };
+    // MAC control, slow protocols, 802.1X, LLDP, to whatever address.
+    to_neighbours || matches!(protocol, 0x8808 | 0x8809 | 0x888e | 0x88cc)
 }
 
 /// The tag of a frame that has it inside, of which `read` gives what follows the header, and the protocol of what is in the
@@ -198,13 +206,18 @@ mod tests {
     fn a_host_speaks_to_no_neighbour_on_the_link_and_hides_no_tag() -> Result {
         let mut filter = Filter::new(OWN)?;
         filter.set_vlan(7, true);
-        for last in 0..=0x20 {
-            let header = EthernetHeader {
-                source: OWN,
-                ..to(MacAddress([0x01, 0x80, 0xc2, 0, 0, last]))
-            };
+        let group = |address| EthernetHeader {
+            source: OWN,
+            ..to(MacAddress(address))
+        };
+        for last in 0..=0x30 {
+            let standard = group([0x01, 0x80, 0xc2, 0, 0, last]);
+            let is_refused = matches!(last, 0..=0x0f | 0x20..=0x2f);
+            let other = group([0x01, 0x00, 0x0c, 0xcc, 0xcc, 0xb0 + last]);
+            let is_other_refused = matches!(last, 0x1c | 0x1d);
             for tag in [None, tag(7)] {
-                assert_eq!(filter.may_send(&header, tag, INSIDE), last > 0x0f);
+                assert_eq!(filter.may_send(&standard, tag, INSIDE), !is_refused);
+                assert_eq!(filter.may_send(&other, tag, INSIDE), !is_other_refused);
             }
         }
         let header = EthernetHeader {
@@ -212,7 +225,11 @@ mod tests {
             ..to(OTHER)
         };
         for tag in [None, tag(7)] {
-            for protocol in TAG_PROTOCOLS {
+            assert!(filter.may_send(&header, tag, INSIDE));
+            for protocol in TAG_PROTOCOLS
+                .into_iter()
+                .chain([0x8808, 0x8809, 0x888e, 0x88cc])
+            {
                 assert!(!filter.may_send(&header, tag, protocol));
             }
         }

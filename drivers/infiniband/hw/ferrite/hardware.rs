@@ -705,8 +705,8 @@ impl Hardware {
     /// A device does not let go of a tag whose memory it was seen not to use: it is given up.
     #[cold]
     fn release_failed(self: &Arc<Self>, number: u32, error: Error) {
-        // Not even "not found" is an answer: a tag whose registration failed is there until it is released.
-        // It may be said: all keys end with the life of the device, and no other life has them.
+        // That there is no such tag is no answer either: one whose registration failed is there until it is released.
+        // Its index may be said: all keys end with the life of the device, and no other life has them.
         let index = Tag(number).index();
         dev_err!(
             self.pdev,

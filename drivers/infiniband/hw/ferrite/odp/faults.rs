@@ -83,7 +83,10 @@ impl WorkItem for FaultWork {
 
     fn run(this: Arc<Self>) {
         deal_with(&this.mr, &this.fault, this.user);
-        this.mr.device().pager.finish(this.user, this.user);
+        let (pager, user) = (this.mr.device().pager.clone(), this.user);
+        // The next one takes memory, for which whoever ends this one's region is not to wait.
+        drop(this);
+        pager.finish(user, user);
     }
 }
 
