@@ -962,9 +962,10 @@ impl Engine {
             }
             _ => {
                 core.tpt.release(Tag(object_number(request)?))?;
-                match core.misbehaviour.as_deref_mut() {
-                    Some(it) if it.denies_tag() => Err(CommandStatus::NotFound),
-                    _ => Ok(()),
+                let misbehaviour = core.misbehaviour.as_deref_mut();
+                match misbehaviour.is_some_and(|it| it.denies_tag()) {
+                    true => Err(CommandStatus::NotFound),
+                    false => Ok(()),
                 }
             }
         };
