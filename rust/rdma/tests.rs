@@ -889,7 +889,8 @@ mod suite {
             // SAFETY: The region is the test's own.
             |_, mr| unsafe { (*mr).device = other() },
         ];
-        let refused = |op: Result<PostedOp<'_, Minimal>>| matches!(op, Err(error) if error == EINVAL);
+        let refused =
+            |op: Result<PostedOp<'_, Minimal>>| matches!(op, Err(error) if error == EINVAL);
         for opcode in [bindings::ib_wr_opcode_IB_WR_REG_MR, OWN_OPCODE] {
             for change in changes {
                 assert!(posted_registration(opcode, QpType::Rc, change, refused)?);
