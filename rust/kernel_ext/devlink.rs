@@ -88,6 +88,11 @@ impl Refusal {
         self.error
     }
 
+    /// The text.
+    pub const fn why(self) -> &'static CStr {
+        self.why
+    }
+
     /// Tells devlink by what a callback returns, and the administrator by `extack`.
     ///
     /// # Safety

@@ -268,7 +268,7 @@ unsafe extern "C" fn query_device<D: Driver>(
         let dev = unsafe { Device::from_raw(dev) };
         // SAFETY: `attr` is of `setup_device`, in the device before anybody reads it, or a local of the
         // command.
-        D::query_device(dev)?.fill(unsafe { &mut *attr });
+        D::query_device(dev)?.fill(unsafe { &mut *attr })?;
         Ok(0)
     })
 }
@@ -836,13 +836,17 @@ pub struct DeviceAttr {
     pub max_dm_size: u64,
     /// On-demand memory, where it has that.
     pub on_demand: Option<OnDemandAttr>,
-    /// What it has of its driver's own for kernel users: bits of `kernel_cap_flags` that are none of the
-    /// core's ([`Extension`](super::Extension)).
+    /// What it has of its driver's own for kernel users: bits of `kernel_cap_flags`
+    /// ([`Extension`](super::Extension)). A device that says something of the core's by them is not registered.
     pub driver_caps: u64,
 }
 
 impl DeviceAttr {
-    pub(super) fn fill(&self, raw: &mut bindings::ib_device_attr) {
+    /// `EINVAL` where it says what it cannot.
+    pub(super) fn fill(&self, raw: &mut bindings::ib_device_attr) -> Result {
+        if self.driver_caps & CAPS_OF_CORE != 0 {
+            return Err(EINVAL);
+        }
         raw.fw_ver = self.fw_ver;
         raw.sys_image_guid = self.sys_image_guid.to_be();
         raw.max_mr_size = self.max_mr_size;
@@ -853,7 +857,7 @@ impl DeviceAttr {
         raw.max_qp = self.max_qp as c_int;
         raw.max_qp_wr = self.max_qp_wr as c_int;
         raw.device_cap_flags = self.caps.as_raw();
-        raw.kernel_cap_flags = self.driver_caps & !CAPS_OF_CORE;
+        raw.kernel_cap_flags = self.driver_caps;
         if self.local_dma_lkey {
             raw.kernel_cap_flags |= u64::from(bindings::ib_kernel_cap_flags_IBK_LOCAL_DMA_LKEY);
         }
@@ -892,5 +896,6 @@ impl DeviceAttr {
         if let Some(on_demand) = &self.on_demand {
             on_demand.fill(raw);
         }
+        Ok(())
     }
 }

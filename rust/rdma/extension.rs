@@ -17,6 +17,8 @@ use crate::kernel_ext::errno::eopnotsupp;
 use kernel::prelude::*;
 
 /// The numbers that something of a driver's is asked for by; none of the core's.
+///
+/// Made in a constant: a number that is the core's does not compile there. Elsewhere it would be a panic of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DriverNumbers {
     create_flags: QpCreateFlags,
@@ -70,7 +72,7 @@ pub struct Extension {
 
 impl Extension {
     /// What devices have whose [`DeviceAttr::driver_caps`](super::DeviceAttr::driver_caps) have
-    /// `capability`.
+    /// `capability`. As [`DriverNumbers`], for a constant: it panics where that is the core's, or nothing.
     ///
     /// # Safety
     ///

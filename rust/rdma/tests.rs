@@ -902,19 +902,25 @@ mod suite {
     }
 
     #[test]
-    fn what_the_core_does_not_know_of_a_device_is_told_besides_what_it_does() {
+    fn what_the_core_does_not_know_of_a_device_is_told_besides_what_it_does() -> Result {
         let attr = DeviceAttr {
             local_dma_lkey: true,
-            // Of the core's own none is told by that.
-            driver_caps: 5 << 40 | 6,
+            driver_caps: 5 << 40,
             ..DeviceAttr::default()
         };
         let mut raw: bindings::ib_device_attr = pin_init::zeroed();
-        attr.fill(&mut raw);
+        attr.fill(&mut raw)?;
         let lkey = u64::from(bindings::ib_kernel_cap_flags_IBK_LOCAL_DMA_LKEY);
         assert_eq!(raw.kernel_cap_flags, lkey | 5 << 40);
-        DeviceAttr::default().fill(&mut raw);
+        DeviceAttr::default().fill(&mut raw)?;
         assert_eq!(raw.kernel_cap_flags, 0);
+        // Of the core's own nothing is said by that, and nothing is left out without a word.
+        let attr = DeviceAttr {
+            driver_caps: 5 << 40 | 6,
+            ..attr
+        };
+        assert_eq!(attr.fill(&mut raw), Err(EINVAL));
+        Ok(())
     }
 
     #[test]

@@ -825,16 +825,6 @@ impl Device {
         self.arrival.notify_all();
     }
 
-    /// Who has connected was no monitor, and another is accepted; `false` where nobody is to be any more.
-    pub fn await_another(&self) -> bool {
-        let mut monitor = self.monitor();
-        if self.leaving.load(Ordering::SeqCst) {
-            return false;
-        }
-        *monitor = Monitor::Awaited;
-        true
-    }
-
     fn monitor(&self) -> MutexGuard<'_, Monitor> {
         self.monitor.lock().unwrap_or_else(PoisonError::into_inner)
     }

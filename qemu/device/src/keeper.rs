@@ -12,7 +12,7 @@ use ferrite_fabric::connection::Connection;
 use ferrite_fabric::descriptors::{self, Receiver};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use std::collections::VecDeque;
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -20,9 +20,13 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What the program is started with as a keeper, and nothing else.
 pub const OPTION: &str = "--keep";
+
+/// For how long a keeper may take until it is one.
+const BEGINNING: Duration = Duration::from_secs(10);
 
 /// What a socket is that is given to the keeper: a byte beside it.
 const DOOR: u8 = 0;
@@ -30,7 +34,7 @@ const CONNECTION: u8 = 1;
 
 /// The keeper, as the device process sees it.
 pub struct Keeper {
-    /// It reads the end of this when the process is gone.
+    /// It reads the end of this when this is dropped, as nobody is served any more, or when the process is gone.
     channel: UnixStream,
     /// Nobody waits for it: it goes after this process.
     _child: Child,
@@ -54,9 +58,17 @@ impl Keeper {
         })
     }
 
-    /// Keeps the socket on which monitors connect.
+    /// Keeps the socket on which monitors connect. From when this has succeeded on, a signal that tells all that
+    /// is left of a device to go does not end the keeper before it has hung up.
     pub fn keep_door(&self, door: &UnixListener) -> io::Result<()> {
+        self.wait_begun()?;
         descriptors::send(&self.channel, &[DOOR], &[door]).map(drop)
+    }
+
+    /// Waits until the keeper has said that it takes such signals for what they are.
+    fn wait_begun(&self) -> io::Result<()> {
+        self.channel.set_read_timeout(Some(BEGINNING))?;
+        (&self.channel).read_exact(&mut [0])
     }
 
     /// Keeps a connection that was accepted.
@@ -119,7 +131,8 @@ pub fn run() -> io::Result<()> {
     for signal in [SIGTERM, SIGINT, SIGHUP, SIGQUIT] {
         signal_hook::flag::register(signal, Arc::clone(&told))?;
     }
-    let channel = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let mut channel = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    channel.write_all(&[0])?;
     let mut kept = Kept::default();
     let result = kept.take_from(&channel);
     kept.hang_up();
@@ -150,7 +163,31 @@ pub fn turn_away(door: &UnixListener) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::Write;
+    use std::sync::mpsc;
+
+    #[test]
+    fn a_keeper_that_could_be_ended_by_a_signal_has_no_socket_yet() {
+        let (channel, mut theirs) = UnixStream::pair().unwrap();
+        let (door, _other) = UnixStream::pair().unwrap();
+        let door = UnixListener::from(OwnedFd::from(door));
+        let keeper = Keeper {
+            channel,
+            _child: Command::new("true").spawn().unwrap(),
+        };
+        let (done, finished) = mpsc::channel();
+        let keep = std::thread::spawn(move || {
+            done.send(keeper.keep_door(&door).is_ok()).unwrap();
+            // One that is gone is none.
+            keeper.keep_door(&door).is_err()
+        });
+        let early = finished.recv_timeout(Duration::from_millis(200));
+        assert!(early.is_err(), "nobody was waited for");
+        theirs.write_all(&[0]).unwrap();
+        assert_eq!(finished.recv(), Ok(true));
+        assert_eq!(theirs.read(&mut [0; 8]).unwrap(), 1);
+        drop(theirs);
+        assert!(keep.join().unwrap());
+    }
 
     #[test]
     fn what_is_kept_ends_in_order_and_not_before() {

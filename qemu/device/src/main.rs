@@ -21,7 +21,6 @@ use ferrite_fabric::connection::owner;
 use ferrite_fabric::console;
 use ferrite_fabric::socket::Listener;
 use ferrite_fabric::switch::Mac;
-use rustix::net::RecvFlags;
 use rustix::process::Pid;
 use std::ops::RangeInclusive;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -303,34 +302,22 @@ fn unless_kept<T>(result: std::io::Result<T>) -> Option<T> {
         .ok()
 }
 
-/// Accepts the virtual machine monitor. Who only asks whether somebody listens here hangs up without a word, and is
-/// none.
-fn accept(listener: &UnixListener, device: &Device) -> Result<UnixStream, String> {
-    loop {
-        let (stream, _) = listener.accept().map_err(|error| {
-            device.attach(None);
-            format!("--socket: cannot accept a connection: {error}")
-        })?;
-        match stream.try_clone() {
-            Ok(monitor) => device.attach(Some(monitor)),
-            Err(error) => {
-                device.attach(None);
-                return Err(format!("--socket: {error}"));
-            }
-        }
-        let said = rustix::net::recv(&stream, &mut [0; 1], RecvFlags::PEEK);
-        if !said.is_ok_and(|(_, bytes)| bytes == 0) || !device.await_another() {
-            return Ok(stream);
-        }
-    }
-}
-
 /// Serves one virtual machine monitor until it goes away.
 fn serve(listener: &UnixListener, keeper: Option<Keeper>, device: &Device) -> Result<(), String> {
-    let stream = accept(listener, device)?;
+    let (stream, _) = listener.accept().map_err(|error| {
+        device.attach(None);
+        format!("--socket: cannot accept a connection: {error}")
+    })?;
     let peer = owner(&stream)
         .and_then(|owner| owner.pid)
         .and_then(Pid::from_raw);
+    match stream.try_clone() {
+        Ok(monitor) => device.attach(Some(monitor)),
+        Err(error) => {
+            device.attach(None);
+            return Err(format!("--socket: {error}"));
+        }
+    }
     if let Some(keeper) = &keeper {
         unless_kept(keeper.keep(&stream));
     }

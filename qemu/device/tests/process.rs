@@ -16,6 +16,7 @@ use ferrite_conformance::transport::{
 use ferrite_engine::memory::ENOUGH_ROOM;
 use ferrite_engine::testing::{Node, Peer, QpOptions, Region, SendWork};
 use ferrite_engine::Medium;
+use ferrite_fabric::connection::owner;
 use ferrite_fabric::descriptors;
 use ferrite_fabric::framing::{Reader, Writer, MAX_FRAME};
 use ferrite_fabric::ring::{self, Consumer, Producer};
@@ -297,9 +298,9 @@ fn the_process_ends_with_its_client_and_takes_its_sockets_along() {
     drop(process.client());
     let (status, text) = process.end();
     assert!(status.success(), "{text}");
-    for name in ["socket", "counters", "control", "net"] {
-        assert!(!process.path(name).exists(), "{name}");
-    }
+    let left = std::fs::read_dir(&process.directory).unwrap();
+    let left: Vec<_> = left.map(|file| file.unwrap().file_name()).collect();
+    assert!(left.is_empty(), "{left:?}");
 }
 
 #[test]
@@ -917,6 +918,11 @@ fn children(pid: u32) -> Vec<i32> {
         .collect()
 }
 
+/// Whether a process has not ended.
+fn is_alive(pid: i32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
+}
+
 #[test]
 fn a_device_that_was_killed_is_started_again_on_the_same_socket() {
     let directory = Process::directory("again");
@@ -932,20 +938,117 @@ fn a_device_that_was_killed_is_started_again_on_the_same_socket() {
 }
 
 #[test]
+fn a_device_is_started_again_while_the_keeper_of_the_last_still_has_its_socket() {
+    let directory = Process::directory("kept");
+    let mut first = Process::start_in(directory.clone(), &[]);
+    let _client = first.client();
+    let [keeper] = children(first.child.id())[..] else {
+        panic!("one keeper");
+    };
+    let keeper = Pid::from_raw(keeper).unwrap();
+    kill_process(keeper, Signal::STOP).unwrap();
+    kill_process(Pid::from_child(&first.child), Signal::KILL).unwrap();
+    first.end();
+    let socket = directory.join("socket");
+    let made = || std::fs::metadata(&socket).and_then(|file| file.modified());
+    let left = made().unwrap();
+    let second = Process::start_in(directory.clone(), &[]);
+    until(|| made().is_ok_and(|made| made != left));
+    let mut monitor = second.client();
+    kill_process(keeper, Signal::CONT).unwrap();
+    until(|| !is_alive(keeper.as_raw_nonzero().get()));
+    // It has hung up where it was, and nowhere else.
+    register(&mut monitor, abi::REG_STATUS);
+    drop(second);
+    std::mem::forget(first);
+}
+
+/// Connects to `path` as soon as a process listens there; `None` if it ends before.
+fn reached(path: &Path, process: &mut Child) -> Option<UnixStream> {
+    let mut reached = None;
+    until(|| {
+        let stream = UnixStream::connect(path).ok();
+        reached = stream.filter(|stream| {
+            let listens = owner(stream).and_then(|owner| owner.pid);
+            listens == Some(process.id() as i32)
+        });
+        reached.is_some() || process.try_wait().unwrap().is_some()
+    });
+    reached
+}
+
+#[test]
+fn who_starts_while_another_is_about_to_go_starts_or_is_told_that_it_is_there() {
+    let directory = Process::directory("going");
+    let path = directory.join("socket");
+    let start = || {
+        Command::new(env!("CARGO_BIN_EXE_ferrite-device"))
+            .arg("--socket")
+            .arg(&path)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+    };
+    let mut device = start();
+    let mut _monitor = reached(&path, &mut device).expect("it starts");
+    for _ in 0..30 {
+        kill_process(Pid::from_child(&device), Signal::TERM).unwrap();
+        let (next, monitor) = loop {
+            let mut next = start();
+            if let Some(monitor) = reached(&path, &mut next) {
+                break (next, monitor);
+            }
+            let said = next.wait_with_output().unwrap().stderr;
+            let said = String::from_utf8(said).unwrap();
+            assert!(said.contains("another process"), "{said}");
+        };
+        device.wait().unwrap();
+        (device, _monitor) = (next, monitor);
+    }
+    device.kill().unwrap();
+    device.wait().unwrap();
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
+#[test]
+fn one_that_is_started_on_the_sockets_of_another_disturbs_nobody() {
+    let mut wired = Wired::start("twice", &[]);
+    let mut client = wired.process.client();
+    let mut vm = wired.vm();
+    let sockets = ["socket", "net", "counters", "control"];
+    // Each by itself, and all as they were the first time.
+    let again = sockets.map(|name| vec![name]);
+    for names in again.into_iter().chain([sockets.to_vec()]) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ferrite-device"));
+        if !names.contains(&"socket") {
+            command.arg("--socket").arg(wired.process.path("other"));
+        }
+        for name in &names {
+            command
+                .arg(format!("--{name}"))
+                .arg(wired.process.path(name));
+        }
+        let output = command.output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(said.contains("another process"), "{names:?}: {said}");
+        send(&mut vm, &frame([2; 6], 1));
+        assert_eq!(wired.receive(), frame([2; 6], 1), "{names:?}");
+    }
+    assert_eq!(wired.process.counters()["vm"]["connects"], 1);
+    register(&mut client, abi::REG_STATUS);
+}
+
+#[test]
 fn a_keeper_stays_no_longer_than_its_device_and_the_device_goes_on_without_it() {
     let mut process = Process::start("keeper", &[]);
     let client = process.client();
     let [keeper] = children(process.child.id())[..] else {
         panic!("one keeper");
     };
-    let alive = || {
-        std::fs::read_to_string(format!("/proc/{keeper}/stat"))
-            .is_ok_and(|stat| !stat.contains(") Z "))
-    };
-    assert!(alive());
+    assert!(is_alive(keeper));
     drop(client);
     assert!(process.end().0.success());
-    until(|| !alive());
+    until(|| !is_alive(keeper));
 
     let mut process = Process::start("keeperless", &[]);
     let [keeper] = children(process.child.id())[..] else {

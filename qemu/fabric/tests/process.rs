@@ -171,6 +171,31 @@ fn frames_cross_and_are_captured() {
 }
 
 #[test]
+fn one_that_is_started_on_the_sockets_of_another_has_no_port_there() {
+    let fabric = Fabric::start("twice", &[]);
+    let _port = fabric.connect();
+    fabric.wait_for_ports(1);
+    for name in ["listen", "control"] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ferrite-fabric"));
+        if name != "listen" {
+            command.arg("--listen").arg(fabric.directory.join("other"));
+        }
+        let taken = fabric.directory.join(name);
+        command.arg(format!("--{name}")).arg(taken);
+        let mut second = command.stderr(Stdio::piped()).spawn().unwrap();
+        let mut ports = 0;
+        until(|| {
+            ports = ports.max(fabric.stats()["ports"].as_array().unwrap().len());
+            second.try_wait().unwrap().is_some()
+        });
+        let said = second.wait_with_output().unwrap().stderr;
+        let said = String::from_utf8(said).unwrap();
+        assert!(said.contains("another process"), "{name}: {said}");
+        assert_eq!(ports, 1, "{name}");
+    }
+}
+
+#[test]
 fn a_bad_length_cuts_off_that_port_only() {
     let fabric = Fabric::start("bad-length", &[]);
     fabric.wait_for_ports(0);

@@ -417,8 +417,15 @@ impl Vm {
         path
     }
 
-    /// Gives a command to QEMU's monitor.
+    /// Gives a command for people to QEMU's monitor.
     fn monitor(&self, command: &str) -> Result<String> {
+        let arguments = serde_json::json!({ "command-line": command });
+        let answer = self.qmp("human-monitor-command", &arguments)?;
+        Ok(answer.as_str().unwrap_or_default().to_owned())
+    }
+
+    /// Gives a command to QEMU's monitor; gives what it returns.
+    fn qmp(&self, command: &str, arguments: &serde_json::Value) -> Result<serde_json::Value> {
         let mut stream = UnixStream::connect(self.dir.join(format!("{}.qmp", self.name())))?;
         stream.set_read_timeout(Some(Duration::from_secs(5)))?;
         let mut reader = BufReader::new(stream.try_clone()?);
@@ -426,10 +433,7 @@ impl Vm {
         reader.read_line(&mut line)?;
         for request in [
             serde_json::json!({"execute": "qmp_capabilities"}),
-            serde_json::json!({
-                "execute": "human-monitor-command",
-                "arguments": { "command-line": command },
-            }),
+            serde_json::json!({"execute": command, "arguments": arguments}),
         ] {
             stream.write_all(format!("{request}\n").as_bytes())?;
             // Events may come before the answer.
@@ -443,8 +447,23 @@ impl Vm {
                 }
             }
         }
-        let answer: serde_json::Value = serde_json::from_str(&line)?;
-        Ok(answer["return"].as_str().unwrap_or(&line).to_owned())
+        let mut answer: serde_json::Value = serde_json::from_str(&line)?;
+        if answer.get("return").is_none() {
+            bail!("QEMU refuses {command}: {answer}");
+        }
+        Ok(answer["return"].take())
+    }
+
+    /// Has a guest that switches its machine off leave it as it is then, and its devices, to be looked at.
+    pub fn stay_when_off(&self) -> Result<()> {
+        self.qmp("set-action", &serde_json::json!({"shutdown": "pause"}))?;
+        Ok(())
+    }
+
+    /// Whether it has.
+    pub fn is_off(&self) -> Result<bool> {
+        let status = self.qmp("query-status", &serde_json::json!({}))?;
+        Ok(status["status"] == "shutdown")
     }
 
     /// Puts the threads that run the guest's processors behind everything else of the lab.

@@ -37,11 +37,9 @@ pub(crate) struct DoorbellPages {
 impl DoorbellPages {
     /// None of them is in use yet.
     pub(crate) fn new(layout: UserPages) -> Result<Arc<Self>> {
+        let pool = NumberPool::new(0, layout.count())?;
         let pages = pin_init!(Self {
-            shares <- new_mutex!(
-                NumberShares::for_users(NumberPool::new(0, layout.count())),
-                "ferrite_doorbell_pages"
-            ),
+            shares <- new_mutex!(NumberShares::for_users(pool), "ferrite_doorbell_pages"),
             layout,
         });
         let pages = Arc::pin_init(pages, GFP_KERNEL)?;

@@ -144,6 +144,8 @@ pub(crate) enum Cause {
     Renewal,
     /// The machine goes to sleep, which no queue pair outlives.
     Sleep,
+    /// The machine ends, or starts another kernel: there is no life after that.
+    Shutdown,
 }
 
 impl Cause {
@@ -159,6 +161,7 @@ impl Cause {
             Self::Disagreement => 4,
             Self::Renewal => 5,
             Self::Sleep => 6,
+            Self::Shutdown => 7,
         }
     }
 
@@ -171,6 +174,7 @@ impl Cause {
             4 => Self::Disagreement,
             5 => Self::Renewal,
             6 => Self::Sleep,
+            7 => Self::Shutdown,
             _ => Self::Stopped(FatalCode::from_number(number as u8)),
         })
     }
@@ -185,6 +189,7 @@ impl Cause {
             Self::Disagreement => c"the device and the driver disagree",
             Self::Renewal => c"the device was to begin anew, and did not",
             Self::Sleep => c"the machine slept",
+            Self::Shutdown => c"the machine shuts down",
         }
     }
 }
@@ -376,6 +381,10 @@ impl Hardware {
                 self.pdev,
                 "device is put to sleep, its users are told to let go\n"
             ),
+            Cause::Shutdown => dev_info!(
+                self.pdev,
+                "device is stopped for good, its users are told to let go\n"
+            ),
             _ => dev_err!(self.pdev, "device failed, its users are told to let go\n"),
         }
         self.registers.request_reset();
@@ -523,6 +532,11 @@ impl Hardware {
     /// Gives the device up, as the machine goes to sleep.
     pub(crate) fn fail_for_sleep(self: &Arc<Self>) {
         self.fail_for(Cause::Sleep);
+    }
+
+    /// Gives the device up for good, as the machine shuts down.
+    pub(crate) fn fail_for_shutdown(self: &Arc<Self>) {
+        self.fail_for(Cause::Shutdown);
     }
 
     /// Whether anybody has a queue pair, but for that of management, which the core has for as long as there is the
@@ -817,6 +831,7 @@ mod tests {
             Cause::Disagreement,
             Cause::Renewal,
             Cause::Sleep,
+            Cause::Shutdown,
         ] {
             assert_eq!(Cause::from_number(cause.number()), Some(cause));
         }

@@ -8,7 +8,8 @@ use crate::{
     shares::{
         Holder,
         Shares,
-        Spare, //
+        Spare,
+        Table, //
     },
 };
 use core::ops::Range;
@@ -35,7 +36,7 @@ pub(crate) struct NumberPool {
     limit: u32,
     /// Freed numbers that are never used again before others were freed after them.
     reserve: u32,
-    links: KVVec<u32>,
+    links: Table<u32>,
     head: u32,
     tail: u32,
     resting: u32,
@@ -43,22 +44,22 @@ pub(crate) struct NumberPool {
 
 impl NumberPool {
     /// The numbers from `first` to `limit - 1`.
-    pub(crate) const fn new(first: u32, limit: u32) -> Self {
+    pub(crate) fn new(first: u32, limit: u32) -> Result<Self> {
         Self::with_reserve(first, limit, 0)
     }
 
     /// The same, of which all but `reserve` can be in use at once: a number always rests until as
     /// many were freed after it.
-    pub(crate) const fn with_reserve(first: u32, limit: u32, reserve: u32) -> Self {
-        Self {
+    pub(crate) fn with_reserve(first: u32, limit: u32, reserve: u32) -> Result<Self> {
+        Ok(Self {
             first,
             limit,
             reserve,
-            links: KVVec::new(),
+            links: Table::new(limit.saturating_sub(first) as usize)?,
             head: NONE,
             tail: NONE,
             resting: 0,
-        }
+        })
     }
 
     /// How many numbers can be in use.
@@ -87,11 +88,11 @@ impl NumberPool {
             .checked_add(self.links.len() as u32)
             .ok_or(ENOSPC)?;
         if fresh < self.limit && self.resting < REST {
-            spare.push_word(&mut self.links, NONE)?;
+            self.links.push(NONE, spare)?;
             return Ok(fresh);
         }
         let slot = self.head;
-        let next = *self.links.get(slot as usize).ok_or(ENOSPC)?;
+        let next = self.links.get(slot as usize).ok_or(ENOSPC)?;
         self.head = next;
         if next == NONE {
             self.tail = NONE;
@@ -103,13 +104,11 @@ impl NumberPool {
     /// Gives `number` back; it must have been taken.
     pub(crate) fn give_back(&mut self, number: u32) {
         let slot = number.wrapping_sub(self.first);
-        let Some(link) = self.links.get_mut(slot as usize) else {
+        if !self.links.set(slot as usize, NONE) {
             return;
-        };
-        *link = NONE;
-        match self.links.get_mut(self.tail as usize) {
-            Some(last) => *last = slot,
-            None => self.head = slot,
+        }
+        if !self.links.set(self.tail as usize, slot) {
+            self.head = slot;
         }
         self.tail = slot;
         self.resting += 1;
@@ -247,7 +246,7 @@ impl Numbers {
         Self::of(NumberShares::for_all(NumberPool::new(
             range.start,
             range.end,
-        )))
+        )?))
     }
 
     /// The same, for users alone.
@@ -255,14 +254,14 @@ impl Numbers {
         Self::of(NumberShares::for_users(NumberPool::new(
             range.start,
             range.end,
-        )))
+        )?))
     }
 
     /// As [`Numbers::new`], of which some are never in use: however many there are, a number that was
     /// freed rests until [`REST`] others were freed after it (an eighth of all, where there are few).
     pub(crate) fn with_reserve(range: Range<u32>) -> Result<Arc<Self>> {
         let reserve = REST.min(range.len() as u32 / 8);
-        let pool = NumberPool::with_reserve(range.start, range.end, reserve);
+        let pool = NumberPool::with_reserve(range.start, range.end, reserve)?;
         Self::of(NumberShares::for_all(pool))
     }
 
@@ -331,7 +330,7 @@ mod tests {
 
     #[test]
     fn all_numbers_of_the_range_and_no_other_are_given_out() -> Result {
-        let mut pool = NumberPool::new(2, 6);
+        let mut pool = NumberPool::new(2, 6)?;
         for expected in 2..6 {
             assert_eq!(take(&mut pool)?, expected);
         }
@@ -341,7 +340,7 @@ mod tests {
 
     #[test]
     fn a_freed_number_comes_back_in_the_order_of_freeing() -> Result {
-        let mut pool = NumberPool::new(1, 4);
+        let mut pool = NumberPool::new(1, 4)?;
         for _ in 0..3 {
             take(&mut pool)?;
         }
@@ -382,7 +381,7 @@ mod tests {
 
     #[test]
     fn a_freed_number_rests_while_there_are_fresh_ones() -> Result {
-        let mut pool = NumberPool::new(1, 10_000);
+        let mut pool = NumberPool::new(1, 10_000)?;
         for _ in 0..REST {
             let number = take(&mut pool)?;
             pool.give_back(number);
@@ -393,7 +392,7 @@ mod tests {
 
     #[test]
     fn with_a_reserve_a_number_rests_even_when_there_are_no_others() -> Result {
-        let mut pool = NumberPool::with_reserve(10, 20, 4);
+        let mut pool = NumberPool::with_reserve(10, 20, 4)?;
         for _ in 0..6 {
             take(&mut pool)?;
         }
@@ -420,8 +419,8 @@ mod tests {
     }
 
     #[test]
-    fn no_user_leaves_nothing_for_others() {
-        let mut shares = NumberShares::for_users(NumberPool::new(0, 1023));
+    fn no_user_leaves_nothing_for_others() -> Result {
+        let mut shares = NumberShares::for_users(NumberPool::new(0, 1023)?);
         let mut left = 1023;
         for user in 0..4 {
             let taken = take_all(&mut shares, user, true);
@@ -432,11 +431,12 @@ mod tests {
         // The administrator gets the rest.
         assert_eq!(take_all(&mut shares, 0, false), left);
         assert_eq!(take_share(&mut shares, Holder::user(7), false), Err(ENOSPC));
+        Ok(())
     }
 
     #[test]
     fn users_together_leave_some_for_the_kernel() -> Result {
-        let mut shares = NumberShares::for_all(NumberPool::with_reserve(16, 16 + 1024, 64));
+        let mut shares = NumberShares::for_all(NumberPool::with_reserve(16, 16 + 1024, 64)?);
         let taken: u32 = (0..20).map(|user| take_all(&mut shares, user, true)).sum();
         assert_eq!((taken, shares.occupancy()), (900, (900, 960)));
         for _ in 0..60 {
@@ -448,7 +448,7 @@ mod tests {
 
     #[test]
     fn beyond_the_share_it_is_the_quota_that_is_said_to_be_exceeded() -> Result {
-        let mut shares = NumberShares::for_users(NumberPool::new(0, 8));
+        let mut shares = NumberShares::for_users(NumberPool::new(0, 8)?);
         assert_eq!(take_all(&mut shares, 5, true), 6);
         assert_eq!(
             take_share(&mut shares, Holder::user(5), true),
@@ -460,7 +460,7 @@ mod tests {
 
     #[test]
     fn what_is_given_back_can_be_taken_again() -> Result {
-        let mut shares = NumberShares::for_users(NumberPool::new(0, 8));
+        let mut shares = NumberShares::for_users(NumberPool::new(0, 8)?);
         let user = Holder::user(5);
         for _ in 0..100 {
             let number = take_share(&mut shares, user, true)?;
@@ -480,15 +480,16 @@ mod tests {
     }
 
     #[test]
-    fn a_single_number_is_for_anybody() {
+    fn a_single_number_is_for_anybody() -> Result {
         for (user, other) in [(5, 6), (6, 5)] {
-            let mut shares = NumberShares::for_all(NumberPool::new(1, 2));
+            let mut shares = NumberShares::for_all(NumberPool::new(1, 2)?);
             assert_eq!(take_all(&mut shares, user, true), 1);
             assert_eq!(
                 take_share(&mut shares, Holder::user(other), true),
                 Err(ENOSPC)
             );
         }
+        Ok(())
     }
 
     #[test]

@@ -201,6 +201,25 @@ enum Phase {
     Stays,
 }
 
+/// Why no life begins any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// The driver lets go of the function.
+    LetGo,
+    /// The machine shuts down.
+    Shutdown,
+}
+
+impl End {
+    /// What is said of it.
+    const fn refusal(self) -> Refusal {
+        match self {
+            Self::LetGo => LET_GO,
+            Self::Shutdown => SHUT_DOWN,
+        }
+    }
+}
+
 /// How an attempt to begin a life ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
@@ -208,8 +227,10 @@ enum Outcome {
     Began,
     /// None has.
     Failed,
-    /// None has, as others reset the function, or the driver lets go of it.
+    /// None has, as others reset the function, or the machine sleeps: it goes on after that.
     Interrupted,
+    /// None has, nor does one any more.
+    Over(End),
     /// None has, or none was to: the device did not stop, and may touch what it was told of.
     Unstoppable,
 }
@@ -300,6 +321,10 @@ impl Plan {
                 self.phase = Phase::Waiting { due: now };
                 Step::Wait(0)
             }
+            Outcome::Over(_) => {
+                self.rest();
+                Step::Nothing
+            }
             // Who asked is told, and may ask again.
             _ if asked => self.give_up("an attempt that was asked for failed"),
             Outcome::Failed => self.again(now, "it was tried often enough"),
@@ -321,8 +346,13 @@ impl Plan {
     }
 
     fn give_up(&mut self, why: &'static str) -> Step {
-        self.phase = Phase::Stays;
+        self.rest();
         Step::GiveUp(why)
+    }
+
+    /// The device is left alone, which goes without saying.
+    fn rest(&mut self) {
+        self.phase = Phase::Stays;
     }
 }
 
@@ -477,6 +507,7 @@ const LATE: Refusal = Refusal::new(ETIMEDOUT, c"the attempt is still under way")
 const GONE: Refusal = Refusal::new(EINTR, c"the attempt goes on");
 
 const LET_GO: Refusal = Refusal::new(ENODEV, c"the driver lets go of the device");
+const SHUT_DOWN: Refusal = Refusal::new(EBUSY, c"the machine shuts down");
 
 /// What is kept from one life to the next.
 pub(crate) struct Kept {
@@ -512,14 +543,14 @@ struct Lives {
     kept: Kept,
 }
 
-/// Who is to be told of resets by others.
+/// Who is to be told of resets by others, of sleep and of shutdown.
 struct Current {
     hw: Option<Arc<Hardware>>,
-    /// Somebody else is about to reset the function, or does.
+    /// Somebody else is about to reset the function, or does; or the machine is about to sleep, or to shut down.
     held: bool,
-    /// The kernel is about to end, for good.
+    /// The machine shuts down: it is held for good.
     shut_down: bool,
-    /// How often that has begun or ended.
+    /// How often it was held or let go.
     changes: u64,
     /// How often it had when the last attempt to begin a life began.
     noted: u64,
@@ -539,7 +570,7 @@ impl Current {
         }
     }
 
-    /// Somebody else is about to reset the function, or that is over.
+    /// The function is held, or that is over.
     fn hold(&mut self, held: bool) {
         self.held = held || self.shut_down;
         self.changes = self.changes.wrapping_add(1);
@@ -550,15 +581,26 @@ impl Current {
         self.noted = self.changes;
     }
 
-    /// Whether others reset the function, or have since the attempt began: what was read meanwhile may be neither what
+    /// Whether the function is held, or was since the attempt began: what was read meanwhile may be neither what
     /// was before nor what is now.
     fn is_interrupted(&self) -> bool {
         self.held || self.changes != self.noted
     }
 
+    /// Why no life can begin now, if that is so.
+    fn hindrance(&self) -> Option<(Outcome, Refusal)> {
+        if self.shut_down {
+            Some((Outcome::Over(End::Shutdown), SHUT_DOWN))
+        } else {
+            self.held.then_some((Outcome::Interrupted, HELD))
+        }
+    }
+
     /// What an attempt came to in which no life began.
     fn outcome(&self) -> Outcome {
-        if self.unstoppable {
+        if self.shut_down {
+            Outcome::Over(End::Shutdown)
+        } else if self.unstoppable {
             // First, as it is not tried again.
             Outcome::Unstoppable
         } else if self.is_interrupted() {
@@ -890,9 +932,14 @@ impl Recovery {
     /// is back its config space is what it is now, before anybody here can say anything: the device has stopped by
     /// then, and has no right to the bus. Sleeps.
     pub(crate) fn sleep(&self) {
+        self.stop_for(Hardware::fail_for_sleep);
+    }
+
+    /// Gives the device up by `fail`, stops it, and takes the bus from it. Sleeps.
+    fn stop_for(&self, fail: fn(&Arc<Hardware>)) {
         let hw = {
             let config = ConfigLock::new(&self.pdev);
-            let hw = self.hold_for(&config, Hardware::fail_for_sleep);
+            let hw = self.hold_for(&config, fail);
             config.clear_master();
             hw
         };
@@ -908,7 +955,7 @@ impl Recovery {
     pub(crate) fn shut_down(&self) {
         // Whoever resets the function after this lets nothing begin again by that.
         self.current.lock().shut_down = true;
-        self.sleep();
+        self.stop_for(Hardware::fail_for_shutdown);
     }
 
     /// The machine is awake, or did not sleep.
@@ -978,8 +1025,9 @@ impl Recovery {
             self.see_off(&hw);
         }
         // Others may have come meanwhile who reset the function, or put it to sleep.
-        if self.current.lock().held {
-            return (Outcome::Interrupted, Err(EBUSY));
+        let hindrance = self.current.lock().hindrance();
+        if let Some((outcome, why)) = hindrance {
+            return (outcome, Err(why.error()));
         }
         let mut lives = self.lives.lock();
         let lives = &mut *lives;
@@ -990,12 +1038,12 @@ impl Recovery {
         }
         if self.exchange.lock().closed {
             // Who unbinds waits for this, and would end what begins here.
-            return (Outcome::Interrupted, Err(ENODEV));
+            return (Outcome::Over(End::LetGo), Err(LET_GO.error()));
         }
         {
             let mut current = self.current.lock();
-            if current.held {
-                return (Outcome::Interrupted, Err(EBUSY));
+            if let Some((outcome, why)) = current.hindrance() {
+                return (outcome, Err(why.error()));
             }
             if current.unstoppable && !asked {
                 return (Outcome::Unstoppable, Err(EIO));
@@ -1105,12 +1153,13 @@ impl Recovery {
     ) -> Step {
         self.counts.lock().trying = true;
         let layout = self.spreading.lock().layout;
-        if self.current.lock().held {
+        let hindrance = self.current.lock().hindrance();
+        if let Some((_, why)) = hindrance {
             self.counts.lock().trying = false;
             // Whoever holds it has it looked after when that is over.
             if let Some(question) = question {
                 self.spreading.lock().take_back(layout);
-                self.answer(question, Err(HELD));
+                self.answer(question, Err(why));
             }
             return Step::Nothing;
         }
@@ -1119,10 +1168,16 @@ impl Recovery {
         match result {
             Ok(()) if renewal => dev_info!(self.pdev, "device has another vector map\n"),
             Ok(()) => dev_info!(self.pdev, "device works again\n"),
-            Err(error) if outcome == Outcome::Interrupted => {
-                dev_info!(self.pdev, "device does not come back yet: {:?}\n", error);
-            }
-            Err(error) => dev_err!(self.pdev, "device does not come back: {:?}\n", error),
+            Err(error) => match outcome {
+                Outcome::Interrupted => {
+                    dev_info!(self.pdev, "device does not come back yet: {:?}\n", error);
+                }
+                Outcome::Over(end) => {
+                    let why = end.refusal().why();
+                    dev_info!(self.pdev, "device does not come back: {}\n", why);
+                }
+                _ => dev_err!(self.pdev, "device does not come back: {:?}\n", error),
+            },
         }
         // Here, as who set it may not wait for this any more.
         let taken_back = result.is_err() && self.spreading.lock().take_back(layout);
@@ -1198,6 +1253,7 @@ fn refusal(outcome: Outcome, taken_back: bool, error: Error) -> Refusal {
             EBUSY,
             c"the function is being reset by others, the device is tried again after that",
         ),
+        Outcome::Over(end) => end.refusal(),
         Outcome::Unstoppable => Refusal::new(error, c"the device cannot be stopped"),
         _ if taken_back => Refusal::new(error, c"the device does not start with it, see the log"),
         _ => Refusal::new(error, c"the device does not start, see the log"),
@@ -1239,10 +1295,15 @@ impl BoundWorkItem for Recovery {
             }
             Err(cause) => cause,
         };
+        let shut_down = this.current.lock().shut_down;
         let (news, step) = {
             let mut plan = this.plan.lock();
             let now = this.now();
             let news = plan.notice(now, cause);
+            if shut_down && question.is_none() {
+                // Nobody is to wait for an attempt that does not come.
+                plan.rest();
+            }
             (news, plan.step(question.is_some(), verdict, now))
         };
         if news {
@@ -1647,8 +1708,41 @@ mod tests {
         for held in [true, true, false] {
             current.hold(held);
             current.attempts();
-            assert_eq!(current.outcome(), Outcome::Interrupted);
+            assert_eq!(current.outcome(), Outcome::Over(End::Shutdown));
+            let hindrance = current.hindrance();
+            assert_eq!(hindrance, Some((current.outcome(), SHUT_DOWN)));
         }
+        // Whatever else there is to say of it.
+        current.unstoppable = true;
+        assert_eq!(current.outcome(), Outcome::Over(End::Shutdown));
+    }
+
+    #[test]
+    fn what_is_over_is_not_planned_again_and_its_reason_is_said() {
+        for (end, why) in [(End::LetGo, LET_GO), (End::Shutdown, SHUT_DOWN)] {
+            for asked in [false, true] {
+                let mut plan = begun(0);
+                assert_eq!(fails(&mut plan, 0), Step::Planned(WAITS[0]));
+                assert_eq!(plan.ended(Outcome::Over(end), asked, 1), Step::Nothing);
+                assert_eq!(
+                    plan.step(false, verdict(1, WANTED), u64::MAX),
+                    Step::Nothing
+                );
+            }
+            for taken_back in [false, true] {
+                assert_eq!(refusal(Outcome::Over(end), taken_back, EIO), why);
+            }
+        }
+    }
+
+    #[test]
+    fn a_device_that_is_left_alone_without_a_word_is_reported_all_the_same() {
+        let mut plan = begun(0);
+        assert!(plan.notice(7, Some(Cause::Shutdown)));
+        plan.rest();
+        // What devlink says of it comes to nothing.
+        assert_eq!(plan.step(false, verdict(1, WANTED), 7), Step::Nothing);
+        assert!(!plan.notice(8, Some(Cause::Shutdown)));
     }
 
     #[test]

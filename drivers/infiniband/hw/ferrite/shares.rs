@@ -7,7 +7,11 @@ use crate::kernel_ext::{
     errno,
     user, //
 };
-use core::mem;
+use core::{
+    marker::PhantomData,
+    mem::size_of,
+    ops::Range, //
+};
 use kernel::{
     prelude::*,
     rbtree::{
@@ -80,24 +84,19 @@ impl Holder {
 #[derive(Default)]
 pub(crate) struct Spare {
     node: Option<RBTreeNodeReservation<u64, u64>>,
-    words: KVVec<u32>,
-    bytes: KVVec<u8>,
+    chunk: Option<Chunk>,
     lacking: Option<Lacking>,
 }
 
-/// What was not there: memory for another user, or for so many elements.
+/// What was not there: memory for another user, or for more of a [`Table`].
 enum Lacking {
     Node,
-    Words(usize),
-    Bytes(usize),
+    Chunk,
 }
 
 impl Spare {
-    /// How many elements a vector has room for at least.
-    const FEWEST: usize = 64;
-
-    /// Calls `attempt` until it lacks no memory. What it did not need, or does not any more, is freed
-    /// afterwards. Who takes pays for all of it: many of his threads may find the same vector full at once.
+    /// Calls `attempt` until it lacks no memory. What it did not need is freed afterwards. Who takes pays for
+    /// all of it: many of his threads may find the same table full at once.
     pub(crate) fn provide<T>(mut attempt: impl FnMut(&mut Self) -> Result<T>) -> Result<T> {
         let mut spare = Self::default();
         loop {
@@ -107,28 +106,19 @@ impl Spare {
                 Some(Lacking::Node) => {
                     spare.node = Some(RBTreeNodeReservation::new(GFP_KERNEL_ACCOUNT)?);
                 }
-                Some(Lacking::Words(count)) => {
-                    spare.words = KVVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?;
-                }
-                Some(Lacking::Bytes(count)) => {
-                    spare.bytes = KVVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?;
+                Some(Lacking::Chunk) => {
+                    spare.chunk = Some(KBox::init(pin_init::init_zeroed(), GFP_KERNEL_ACCOUNT)?);
                 }
             }
         }
     }
 
-    /// Appends to `vec`; fails where there is no room, until the next attempt.
-    pub(crate) fn push_word(&mut self, vec: &mut KVVec<u32>, word: u32) -> Result {
-        push(vec, &mut self.words, word).map_err(|count| self.lack(Lacking::Words(count)))
-    }
-
-    /// The same of bytes.
-    pub(crate) fn push_byte(&mut self, vec: &mut KVVec<u8>, byte: u8) -> Result {
-        push(vec, &mut self.bytes, byte).map_err(|count| self.lack(Lacking::Bytes(count)))
-    }
-
     fn node(&mut self) -> Result<RBTreeNodeReservation<u64, u64>> {
         self.node.take().ok_or_else(|| self.lack(Lacking::Node))
+    }
+
+    fn chunk(&mut self) -> Result<Chunk> {
+        self.chunk.take().ok_or_else(|| self.lack(Lacking::Chunk))
     }
 
     fn lack(&mut self, what: Lacking) -> Error {
@@ -137,21 +127,102 @@ impl Spare {
     }
 }
 
-/// Appends to `vec`. A full one is exchanged for `spare`, if that has more room; else the error says how many
-/// elements it should have room for.
-fn push<T: Copy>(vec: &mut KVVec<T>, spare: &mut KVVec<T>, value: T) -> Result<(), usize> {
-    if vec.len() == vec.capacity() {
-        let wanted = (2 * vec.len()).max(Spare::FEWEST);
-        if spare.capacity() <= vec.len() || !spare.is_empty() {
-            return Err(wanted);
-        }
-        for old in vec.iter() {
-            spare.push_within_capacity(*old).map_err(|_| wanted)?;
-        }
-        mem::swap(vec, spare);
+/// How many bytes a [`Table`] grows by.
+const CHUNK: usize = 4096;
+
+type Chunk = KBox<[u8; CHUNK]>;
+
+/// What a [`Table`] is of.
+pub(crate) trait Element: Copy {
+    /// What is in these bytes, of which there are as many as it has.
+    fn from_bytes(bytes: &[u8]) -> Option<Self>;
+
+    /// Puts it there.
+    fn to_bytes(self, bytes: &mut [u8]);
+}
+
+impl Element for u8 {
+    fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        bytes.first().copied()
     }
-    vec.push_within_capacity(value)
-        .map_err(|_| 2 * Spare::FEWEST)
+
+    fn to_bytes(self, bytes: &mut [u8]) {
+        bytes.fill(self);
+    }
+}
+
+impl Element for u32 {
+    fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        bytes.first_chunk().copied().map(Self::from_ne_bytes)
+    }
+
+    fn to_bytes(self, bytes: &mut [u8]) {
+        bytes.copy_from_slice(&self.to_ne_bytes());
+    }
+}
+
+/// A table that all users share and that has as many elements as were in use at once. It is the device's, and stays
+/// until that goes; so it grows by a little at a time ([`CHUNK`]), which is what is charged at most to who needs one
+/// element more than there was room for, whatever others have. Nothing is moved for that, while others wait.
+pub(crate) struct Table<T> {
+    /// With room for all that there can be.
+    chunks: KVVec<Chunk>,
+    len: usize,
+    elements: PhantomData<T>,
+}
+
+impl<T: Element> Table<T> {
+    const PER_CHUNK: usize = CHUNK / size_of::<T>();
+
+    /// One that is empty, and never has more than `limit` elements.
+    pub(crate) fn new(limit: usize) -> Result<Self> {
+        Ok(Self {
+            chunks: KVVec::with_capacity(limit.div_ceil(Self::PER_CHUNK), GFP_KERNEL)?,
+            len: 0,
+            elements: PhantomData,
+        })
+    }
+
+    /// How many elements it has.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Appends an element; fails where there is no room, until the next attempt.
+    pub(crate) fn push(&mut self, value: T, spare: &mut Spare) -> Result {
+        if self.len == self.chunks.len() * Self::PER_CHUNK {
+            if self.chunks.len() == self.chunks.capacity() {
+                return Err(ENOSPC);
+            }
+            let full = self.chunks.push_within_capacity(spare.chunk()?);
+            full.map_err(|_| ENOSPC)?;
+        }
+        self.len += 1;
+        self.set(self.len - 1, value);
+        Ok(())
+    }
+
+    /// The element at `index`, if there is one.
+    pub(crate) fn get(&self, index: usize) -> Option<T> {
+        let chunk = self.chunks.get(index / Self::PER_CHUNK)?;
+        T::from_bytes(chunk.get(self.place(index)?)?)
+    }
+
+    /// Changes the element at `index`; gives whether there is one.
+    pub(crate) fn set(&mut self, index: usize, value: T) -> bool {
+        let place = self.place(index);
+        let chunk = self.chunks.get_mut(index / Self::PER_CHUNK);
+        let bytes = chunk
+            .zip(place)
+            .and_then(|(chunk, place)| chunk.get_mut(place));
+        bytes.map(|bytes| value.to_bytes(bytes)).is_some()
+    }
+
+    /// Where the element at `index` is in its chunk, if there is one.
+    fn place(&self, index: usize) -> Option<Range<usize>> {
+        let start = index % Self::PER_CHUNK * size_of::<T>();
+        (index < self.len).then_some(start..start + size_of::<T>())
+    }
 }
 
 /// Whether a user with `own` of something may have `more` of it, where others have `others` of
@@ -254,23 +325,59 @@ mod tests {
         Ok(())
     }
 
-    #[test]
-    fn a_vector_grows_by_what_is_spare_and_keeps_what_it_has() -> Result {
-        let (mut words, mut bytes) = (KVVec::new(), KVVec::new());
-        let mut attempts = 0;
-        for number in 0..1000u32 {
+    /// Fills a table; looks at what that takes and moves.
+    fn fill<T: Element + PartialEq + core::fmt::Debug>(of: impl Fn(usize) -> T) -> Result {
+        const COUNT: usize = 20_000;
+        let mut table = Table::new(COUNT)?;
+        let capacity = table.chunks.capacity();
+        let (mut attempts, mut chunks) = (0, 0);
+        let mut first = None;
+        for index in 0..COUNT {
+            let before = attempts;
             Spare::provide(|spare| {
                 attempts += 1;
-                spare.push_word(&mut words, number)
+                let had = spare.chunk.is_some();
+                let result = table.push(of(index), spare);
+                chunks += usize::from(had && spare.chunk.is_none());
+                result
             })?;
-            Spare::provide(|spare| spare.push_byte(&mut bytes, number as u8))?;
+            // One more at most, whatever there is already.
+            assert!(attempts - before <= 2);
+            let start = table.chunks.first().map(|chunk| chunk.as_ptr());
+            assert_eq!(start, *first.get_or_insert(start));
         }
-        assert!((0..1000).eq(words.iter().copied()));
-        assert!((0..1000)
-            .map(|number: u32| number as u8)
-            .eq(bytes.iter().copied()));
-        // 64, 128, 256, 512, 1024.
-        assert_eq!(attempts, 1005);
+        assert_eq!(chunks, COUNT.div_ceil(Table::<T>::PER_CHUNK));
+        assert_eq!(attempts, COUNT + chunks);
+        assert_eq!((table.len(), table.chunks.capacity()), (COUNT, capacity));
+        assert!((0..COUNT).all(|index| table.get(index) == Some(of(index))));
+        // There is nothing behind the last, nor is anything changed there.
+        assert_eq!(table.get(COUNT), None);
+        assert!(!table.set(COUNT, of(0)));
+        assert!(table.set(COUNT / 2, of(7)));
+        let changed = [-1, 0, 1].map(|at| table.get((COUNT / 2).wrapping_add_signed(at)));
+        assert_eq!(
+            changed,
+            [COUNT / 2 - 1, 7, COUNT / 2 + 1].map(|at| Some(of(at)))
+        );
+        Ok(())
+    }
+
+    #[test]
+    fn a_table_grows_by_one_chunk_at_a_time_and_nothing_in_it_moves() -> Result {
+        fill(|index| index as u32 ^ 0x1234_5678)?;
+        fill(|index| index as u8)
+    }
+
+    #[test]
+    fn a_table_has_no_more_than_there_can_be() -> Result {
+        const COUNT: usize = 2 * CHUNK;
+        let mut table = Table::new(COUNT)?;
+        let room = table.chunks.capacity() * CHUNK;
+        for _ in 0..room {
+            Spare::provide(|spare| table.push(1u8, spare))?;
+        }
+        let refused = Spare::provide(|spare| table.push(1u8, spare));
+        assert_eq!((refused, table.len()), (Err(ENOSPC), room));
         Ok(())
     }
 

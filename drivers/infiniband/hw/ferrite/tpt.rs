@@ -28,7 +28,8 @@ use crate::{
     rdma,
     shares::{
         Holder,
-        Spare, //
+        Spare,
+        Table, //
     },
 };
 use core::ops::Range;
@@ -64,7 +65,9 @@ pub(crate) struct TagAllocator {
     /// Which index each place has, less `first`.
     shuffle: Shuffle,
     /// By place.
-    instances: KVVec<u8>,
+    instances: Table<u8>,
+    /// How many places there are.
+    count: usize,
 }
 
 impl TagAllocator {
@@ -73,35 +76,36 @@ impl TagAllocator {
     const MAX_STEP: u8 = 64;
 
     /// For a device with table entries for these indices, of 24 bits.
-    pub(crate) fn new(indices: Range<u32>) -> Self {
+    pub(crate) fn new(indices: Range<u32>) -> Result<Self> {
         let count = indices.len() as u32;
-        Self {
+        Ok(Self {
             first: indices.start,
-            places: NumberShares::for_all(NumberPool::new(0, count)),
+            places: NumberShares::for_all(NumberPool::new(0, count)?),
             shuffle: Shuffle::new(count, core::array::from_fn(|_| random::get_u32())),
-            instances: KVVec::new(),
-        }
+            instances: Table::new(count as usize)?,
+            count: count as usize,
+        })
     }
 
     /// Takes a tag that is not in use, of a share as [`NumberShares::take`] does.
     pub(crate) fn take(&mut self, holder: Holder, bound: bool, spare: &mut Spare) -> Result<Tag> {
         let random = random::get_u32() as u8;
         // One more than were ever in use, before that: whatever fails, there is an instance for each place.
-        if self.instances.len() <= self.places.begun() {
-            spare.push_byte(&mut self.instances, random)?;
+        if self.instances.len() < (self.places.begun() + 1).min(self.count) {
+            self.instances.push(random, spare)?;
         }
         let place = self.places.take(holder, bound, spare)?;
-        let instance = self.instances.get_mut(place as usize).ok_or(EINVAL)?;
-        *instance = instance.wrapping_add(1 + random % Self::MAX_STEP);
-        Ok(Tag::new(self.first + self.shuffle.get(place), *instance))
+        let last = self.instances.get(place as usize).ok_or(EINVAL)?;
+        let instance = last.wrapping_add(1 + random % Self::MAX_STEP);
+        self.instances.set(place as usize, instance);
+        Ok(Tag::new(self.first + self.shuffle.get(place), instance))
     }
 
     /// Gives a tag back, which the same one must have taken. Its instance may have been changed since by its consumer (fast
     /// registration): the next use counts on from there.
     pub(crate) fn give_back(&mut self, holder: Holder, tag: Tag) {
         let place = self.shuffle.place_of(tag.index() - self.first);
-        if let Some(instance) = self.instances.get_mut(place as usize) {
-            *instance = tag.instance();
+        if self.instances.set(place as usize, tag.instance()) {
             self.places.give_back(holder, place);
         }
     }
@@ -117,8 +121,9 @@ pub(crate) struct Tags {
 impl Tags {
     /// For a device with table entries for these indices.
     pub(crate) fn new(indices: Range<u32>) -> Result<Arc<Self>> {
+        let allocator = TagAllocator::new(indices)?;
         let tags = pin_init!(Self {
-            allocator <- new_mutex!(TagAllocator::new(indices), "ferrite_tags"),
+            allocator <- new_mutex!(allocator, "ferrite_tags"),
         });
         let tags = Arc::pin_init(tags, GFP_KERNEL)?;
         // Regions of kernel users that disks hang on end, and give their tags back.
@@ -315,7 +320,7 @@ mod tests {
 
     #[test]
     fn tags_are_given_out_after_some_could_not_be() -> Result {
-        let mut tags = TagAllocator::new(1..1000);
+        let mut tags = TagAllocator::new(1..1000)?;
         // There is no memory, or a place was taken and then nothing came of it.
         let failed = tags.take(Holder::KERNEL, false, &mut Spare::default());
         assert_eq!(failed, Err(ENOMEM));
@@ -445,7 +450,7 @@ mod tests {
 
     #[test]
     fn an_index_used_again_has_another_instance() -> Result {
-        let mut tags = TagAllocator::new(1..2);
+        let mut tags = TagAllocator::new(1..2)?;
         let first = take(&mut tags)?;
         assert_eq!(first.index(), 1);
         assert_eq!(take(&mut tags), Err(ENOSPC));
@@ -457,8 +462,25 @@ mod tests {
     }
 
     #[test]
+    fn the_last_place_of_a_full_table_is_used_again() -> Result {
+        // As many as a table has room for that grew to its end.
+        const COUNT: u32 = 4096;
+        let mut tags = TagAllocator::new(1..COUNT + 1)?;
+        let mut last = take(&mut tags)?;
+        for _ in 1..COUNT {
+            last = take(&mut tags)?;
+        }
+        for _ in 0..3 {
+            assert_eq!(take(&mut tags), Err(ENOSPC));
+            tags.give_back(Holder::KERNEL, last);
+            last = take(&mut tags)?;
+        }
+        Ok(())
+    }
+
+    #[test]
     fn the_instance_counts_on_from_what_the_consumer_made_of_it() -> Result {
-        let mut tags = TagAllocator::new(1..2);
+        let mut tags = TagAllocator::new(1..2)?;
         let tag = take(&mut tags)?;
         let used = Tag::new(tag.index(), 255);
         tags.give_back(Holder::KERNEL, used);
@@ -469,7 +491,7 @@ mod tests {
     #[test]
     fn a_key_says_little_about_the_next() -> Result {
         const TAGS: usize = 1000;
-        let mut tags = TagAllocator::new(1..1 << 20);
+        let mut tags = TagAllocator::new(1..1 << 20)?;
         let mut last = take(&mut tags)?;
         let (mut near, mut same) = (0, 0);
         for _ in 0..TAGS {
@@ -481,7 +503,10 @@ mod tests {
         // By chance one in 2000 indices is near the last, and one in 256 instances the same.
         assert!(near < 20 && same < 50);
         // Another device, or the same one later, has others.
-        let (mut one, mut other) = (TagAllocator::new(1..1 << 20), TagAllocator::new(1..1 << 20));
+        let (mut one, mut other) = (
+            TagAllocator::new(1..1 << 20)?,
+            TagAllocator::new(1..1 << 20)?,
+        );
         let mut met = 0;
         for _ in 0..TAGS {
             met += u32::from(take(&mut one)?.index() == take(&mut other)?.index());
@@ -493,7 +518,7 @@ mod tests {
     #[test]
     fn the_indices_of_the_device_are_given_out_and_no_others() -> Result {
         for indices in [1..100u32, 0xff_ff00..1 << 24] {
-            let mut tags = TagAllocator::new(indices.clone());
+            let mut tags = TagAllocator::new(indices.clone())?;
             let mut seen = KVec::from_elem(false, indices.len(), GFP_KERNEL)?;
             for _ in indices.clone() {
                 let tag = take(&mut tags)?;

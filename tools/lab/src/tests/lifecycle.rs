@@ -9,6 +9,7 @@ use serde_json::json;
 use super::driver::{bind, ended_well, leave_failed, program_in_the_middle, unbind};
 use super::{nvme, recovery, still_works, wait_active, VmTest};
 use crate::cluster::Cluster;
+use crate::process::wait_until;
 use crate::shell::LOAD_DRIVER;
 use crate::traffic::{wait_listening, DEVICE_AND_GID};
 
@@ -45,6 +46,12 @@ pub const FAILING: &[VmTest] = &[
         sleeps,
     ),
 ];
+
+/// Ends the machines.
+pub const ENDING: &[VmTest] = &[VmTest::last(
+    "a machine that is switched off has stopped its device before, one that just failed too",
+    switched_off,
+)];
 
 /// Takes the device of the second machine away. The driver is not loaded afterwards.
 pub const REMOVAL: &[VmTest] = &[VmTest::new(
@@ -107,6 +114,17 @@ fn unbound_under_a_program(cluster: &Cluster) -> Result<()> {
     still_works(cluster)
 }
 
+/// What the device of a machine has raised and written, which is more whenever it does anything.
+fn activity(cluster: &Cluster, index: usize) -> Result<Vec<u64>> {
+    let counters = cluster.counters(index)?;
+    let names = ["interrupts", "events", "completions"];
+    let counter = |name: &str| {
+        let value = counters["engine"][name].as_u64();
+        value.with_context(|| format!("no {name} in {counters}"))
+    };
+    names.into_iter().map(counter).collect()
+}
+
 fn silent_afterwards(cluster: &Cluster) -> Result<()> {
     let (one, two) = cluster.two()?;
     let time = Duration::from_secs(120);
@@ -115,16 +133,7 @@ fn silent_afterwards(cluster: &Cluster) -> Result<()> {
     wait_listening(one, 18521)?;
     let client = two.spawn(&format!("{DEVICE_AND_GID} {program} {}", one.ip()), time)?;
     super::faults::wait_for_traffic(cluster, 2, &[&server, &client])?;
-    let raised = |wanted: &str| -> Result<u64> {
-        let counters = cluster.counters(1)?;
-        counters["engine"][wanted]
-            .as_u64()
-            .with_context(|| format!("no {wanted} in {counters}"))
-    };
-    let sample = || -> Result<Vec<u64>> {
-        let names = ["interrupts", "events", "completions"];
-        names.into_iter().map(raised).collect()
-    };
+    let sample = || activity(cluster, 1);
     let start = sample()?;
     ensure!(start.iter().all(|count| *count > 0), "{start:?}");
     unbind(one)?;
@@ -250,6 +259,60 @@ fn sleeps(cluster: &Cluster) -> Result<()> {
     })();
     let over = nvme::disconnect(one).and_then(|_| nvme::end(two));
     slept.and(over)
+}
+
+fn switched_off(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    if cluster.flavour().finds_leaks() {
+        // Nobody can look afterwards.
+        super::no_leaks(cluster)?;
+    }
+    let time = Duration::from_secs(300);
+    let program = "exec ibv_rc_pingpong -e -d $dev -g $gid -p 18523 -s 4096 -n 100000000";
+    let server = one.spawn(&format!("{DEVICE_AND_GID} {program}"), time)?;
+    wait_listening(one, 18523)?;
+    let client = two.spawn(&format!("{DEVICE_AND_GID} {program} {}", one.ip()), time)?;
+    super::faults::wait_for_traffic(cluster, 1, &[&server, &client])?;
+    // One under traffic, then one that is about to be tried again.
+    for (index, vm) in [(1, one), (2, two)] {
+        let has_bus = |wanted: bool| -> Result<()> {
+            let counters = cluster.counters(index)?;
+            ensure!(
+                counters["bus_master"] == wanted,
+                "machine {index}: {counters}"
+            );
+            Ok(())
+        };
+        has_bus(true)?;
+        vm.stay_when_off()?;
+        if index == 2 {
+            cluster.device_command(index, &json!({"cmd": "fatal"}))?;
+        }
+        // Ends in order, as it does for who has no init to ask: devices are told, and processes are not waited for.
+        drop(vm.spawn("echo o >/proc/sysrq-trigger; sleep 600", time)?);
+        let off = wait_until(Instant::now() + vm.at_most(time), || vm.is_off())?;
+        ensure!(
+            off,
+            "machine {index} is not switched off\n{}",
+            vm.last_words()
+        );
+        // The machine stands still as its kernel has left it.
+        has_bus(false).context("the device was not stopped")?;
+        let before = activity(cluster, index)?;
+        std::thread::sleep(Duration::from_secs(1));
+        let after = activity(cluster, index)?;
+        ensure!(
+            before == after,
+            "machine {index}: {before:?}, then {after:?}"
+        );
+    }
+    let said = one.serial_log();
+    ensure!(
+        said.contains("device is stopped for good") && !said.contains("device is tried again"),
+        "the driver does not say why:\n{}",
+        one.last_words()
+    );
+    Ok(())
 }
 
 fn surprise_removal(cluster: &Cluster) -> Result<()> {

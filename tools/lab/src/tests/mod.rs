@@ -283,6 +283,7 @@ pub fn groups() -> Vec<Group> {
                 ("one vector", vector_map::FEW),
                 ("other numbers", numbers::TESTS),
                 ("other numbers", limits::NUMBERS),
+                ("shutdown", lifecycle::ENDING),
             ],
         },
         Group {
