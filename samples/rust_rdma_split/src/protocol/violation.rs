@@ -91,6 +91,8 @@ violations! {
     Silent, "silent";
     /// A connection from a port that any user of the peer's machine may have.
     Unprivileged, "unprivileged";
+    /// A connection more than one address may have at a time, or sooner after others than it may.
+    Crowded, "crowded";
 }
 
 /// How many kinds of violations there are.
