@@ -672,11 +672,22 @@ impl Request<'_> {
         QpType::from_raw(unsafe { (*self.raw.as_ptr()).qp_type })
     }
 
-    /// Where it comes from; `None` where that is no IP address. The port is what the peer's connection manager says.
+    /// Where it comes from; `None` where that is no IP address. Address and port are what the peer's connection manager says,
+    /// where [it is the one that says it](Self::is_vouched_for).
     pub fn peer(&self) -> Option<SocketAddr> {
         // SAFETY: The core's identifier is there until the handler returns, whose lock the core holds; it has filled in the
         // address of the peer, of which the family is 0 if it has none.
         unsafe { Address::read(ptr::addr_of!((*self.raw.as_ptr()).route.addr.dst_addr)) }
+    }
+
+    /// Whether what [`Self::peer`] says was written by the system of the peer's machine. On InfiniBand a process there that
+    /// connects by GID (`AF_IB`) writes all private data itself, those in which the connection manager has address and port of
+    /// others among them. On RoCE it finds nobody by that: the core has no Ethernet address for it.
+    pub fn is_vouched_for(&self) -> bool {
+        let raw = self.raw.as_ptr();
+        // SAFETY: The core's identifier is there until the handler returns. The core has bound it to the port that the request
+        // came by before it called the handler (`cma_ib_req_handler`, `iw_conn_req_handler`).
+        !unsafe { bindings::rdma_protocol_ib((*raw).device, (*raw).port_num) }
     }
 
     /// Refuses, and says something.
@@ -968,6 +979,56 @@ mod tests {
         ] {
             assert!(!is_connected(none));
         }
+    }
+
+    /// Zeroed memory for one of a type that C zeroes as well, and that is not used as a whole.
+    fn zeroed_room<T>() -> Result<KVec<u64>> {
+        if align_of::<T>() > align_of::<u64>() {
+            return Err(EINVAL);
+        }
+        let words = size_of::<T>().div_ceil(size_of::<u64>());
+        Ok(KVec::from_elem(0, words, GFP_KERNEL)?)
+    }
+
+    #[test]
+    fn on_infiniband_nobody_vouches_for_an_address() -> Result {
+        let mut ports = zeroed_room::<[bindings::ib_port_data; 2]>()?;
+        let mut device = zeroed_room::<bindings::ib_device>()?;
+        let mut id = zeroed_room::<bindings::rdma_cm_id>()?;
+        let port = ports.as_mut_ptr().cast::<bindings::ib_port_data>();
+        let device = device.as_mut_ptr().cast::<bindings::ib_device>();
+        let raw = id.as_mut_ptr().cast::<bindings::rdma_cm_id>();
+        // SAFETY: The memory is as large as what is written to, and nobody else's.
+        unsafe {
+            (*device).port_data = port;
+            (*raw).device = device;
+            (*raw).port_num = 1;
+        }
+        for (protocol, is_vouched_for) in [
+            (bindings::RDMA_CORE_CAP_PROT_IB, false),
+            (bindings::RDMA_CORE_CAP_PROT_ROCE, true),
+            (bindings::RDMA_CORE_CAP_PROT_ROCE_UDP_ENCAP, true),
+            (bindings::RDMA_CORE_CAP_PROT_IWARP, true),
+        ] {
+            let flags = protocol | bindings::RDMA_CORE_CAP_AF_IB;
+            // SAFETY: There are two ports, of which this is the second.
+            unsafe { (*port.add(1)).immutable.core_cap_flags = flags };
+            let mut fate = Fate::Refused;
+            let request = Request {
+                raw: NonNull::new(raw).ok_or(EINVAL)?,
+                client: CLIENT,
+                private_data: &[],
+                offered: Reads {
+                    responder_resources: 0,
+                    initiator_depth: 0,
+                },
+                fate: &mut fate,
+            };
+            assert_eq!(request.is_vouched_for(), is_vouched_for);
+            // Its family is 0: it has no address.
+            assert_eq!(request.peer(), None);
+        }
+        Ok(())
     }
 
     #[pin_data]

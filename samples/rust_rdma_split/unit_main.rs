@@ -53,6 +53,10 @@ module! {
             default: 64,
             description: "Hosts at a time, at most",
         },
+        hosts_of_one: u32 {
+            default: 4,
+            description: "Of these, hosts from one address, at most",
+        },
         threshold: u32 {
             default: 256,
             description: "Frames of up to so many bytes travel in messages",
@@ -102,6 +106,7 @@ impl kernel::Module for UnitModule {
         options.threshold = *module_parameters::threshold.value();
         options.separate_indication = *module_parameters::separate_indication.value() != 0;
         options.hosts = most;
+        options.hosts_of_one = *module_parameters::hosts_of_one.value() as usize;
         options.insecure = *module_parameters::insecure.value() != 0;
         let folder = debugfs::Dir::new(c"rust_rdma_split_unit");
         let shown = KBox::pin_init(

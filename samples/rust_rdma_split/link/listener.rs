@@ -2,14 +2,15 @@
 
 //! The I/O unit's side: waiting for hosts.
 
-use super::steps::{join, new_session, Events, Pace};
+use super::arrivals::{Arrivals, Full};
+use super::steps::{join, new_session, Events};
 use super::{Link, Options, Owner, Queues, Shared, Statistics, CLIENT};
 use crate::protocol::{
     Channel, Join, Layout, Role, Service, Variant, Violation, JOIN_MAGIC, UNPRIVILEGED_PORT,
 };
 use crate::rdma::QpType;
 use crate::rdma_cm::{self, Acceptor, Request};
-use core::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use kernel::fmt;
 use kernel::new_mutex;
 use kernel::prelude::*;
@@ -18,6 +19,9 @@ use kernel::time::{Instant, Monotonic};
 
 /// Links at a time that are not up yet, or not any more. Each costs memory, and may stay so for seconds.
 const MOST_UNFINISHED: usize = 16;
+
+/// What the limit of the log knows refusals as.
+const REFUSED: &CStr = c"rust_rdma_split: hosts that were refused";
 
 /// Who makes owners for the hosts that come.
 pub trait Factory: Send + Sync + 'static {
@@ -58,46 +62,57 @@ struct Door<F: Factory> {
     links: Mutex<Links<F::Owner>>,
 }
 
+/// A link to a host, and the address that the host has come from.
+struct Place<O: Owner> {
+    link: Arc<Shared<O>>,
+    from: IpAddr,
+}
+
 struct Links<O: Owner> {
-    all: KVec<Arc<Shared<O>>>,
+    all: KVec<Place<O>>,
     /// What was counted by those that are gone.
     past: Statistics,
-    /// How often hosts come: each takes RTNL and much else, and again when it goes.
-    pace: Pace,
+    /// How often hosts come.
+    arrivals: Arrivals,
     /// No more are wanted.
     is_closed: bool,
 }
 
 impl<O: Owner> Links<O> {
-    /// Whether there is a place for one more, who comes now (milliseconds).
-    fn admit(&mut self, most: usize, now: u64) -> Result {
-        let is_unfinished = |link: &&Arc<Shared<O>>| !link.state.lock().is_up;
+    fn new() -> Result<Self> {
+        Ok(Self {
+            all: KVec::new(),
+            past: Statistics::ZERO,
+            arrivals: Arrivals::new()?,
+            is_closed: false,
+        })
+    }
+
+    /// Whether there is a place for one more, who comes now (milliseconds) from that address.
+    fn admit(&mut self, from: IpAddr, options: &Options, now: u64) -> Result<(), Full> {
+        let is_unfinished = |place: &&Place<O>| !place.link.state.lock().is_up;
         let unfinished = self.all.iter().filter(is_unfinished).count();
-        if self.is_closed || self.all.len() >= most || unfinished >= MOST_UNFINISHED {
-            return Err(EBUSY);
+        if self.is_closed || self.all.len() >= options.hosts || unfinished >= MOST_UNFINISHED {
+            return Err(Full::ForAll);
         }
-        if self.pace.wait(now) != 0 {
-            return Err(EAGAIN);
+        let own = self.all.iter().filter(|place| place.from == from).count();
+        if own >= options.hosts_of_one {
+            return Err(Full::ForOne);
         }
-        self.pace.answered(now);
-        Ok(())
+        self.arrivals.admit(from, now)
     }
 }
 
-/// Whether that is somebody whom the system of his machine has connected, and not any user of it.
-fn is_privileged(peer: Option<SocketAddr>) -> bool {
-    peer.is_some_and(|peer| (1..UNPRIVILEGED_PORT).contains(&peer.port()))
+/// Whether that is somebody whom the system of his machine has connected, and not any user of it: where that system
+/// vouches for his address at all.
+fn is_privileged(peer: &SocketAddr, is_vouched_for: bool) -> bool {
+    is_vouched_for && (1..UNPRIVILEGED_PORT).contains(&peer.port())
 }
 
 impl<F: Factory> Listener<F> {
     /// Waits for hosts at all addresses of this machine, on all RDMA devices there are and will be.
     pub fn new(port: u16, options: Options, factory: Arc<F>) -> Result<Self> {
-        let links = Links {
-            all: KVec::new(),
-            past: Statistics::ZERO,
-            pace: Pace::HOSTS,
-            is_closed: false,
-        };
+        let links = Links::new()?;
         let init = try_pin_init!(Door {
             options,
             factory,
@@ -130,8 +145,8 @@ impl<F: Factory> fmt::Debug for Totals<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let links = self.0.links.lock();
         let mut sum = links.past;
-        for link in &links.all {
-            sum.add(&link.statistics());
+        for place in &links.all {
+            sum.add(&place.link.statistics());
         }
         drop(links);
         for ((prefix, name), value) in Statistics::names().zip(sum.values()) {
@@ -147,14 +162,16 @@ impl<F: Factory> Drop for Listener<F> {
         // Nobody comes any more, when these are gone.
         self.listening.clear();
         // All at once, as each may take its time.
-        for link in &self.door.links.lock().all {
+        for Place { link, .. } in &self.door.links.lock().all {
             link.state.lock().is_ending = true;
             link.wake();
         }
         loop {
-            let Some(link) = self.door.links.lock().all.first().cloned() else {
+            let links = self.door.links.lock();
+            let Some(link) = links.all.first().map(|place| place.link.clone()) else {
                 break;
             };
+            drop(links);
             link.finish();
         }
         self.door.queues.flush();
@@ -189,18 +206,33 @@ impl<F: Factory> Door<F> {
     }
 
     /// A host wants a link.
-    fn control(self: &Arc<Self>, request: Request<'_>, theirs: &Join, options: Options) -> Result {
+    fn control(
+        self: &Arc<Self>,
+        request: Request<'_>,
+        from: IpAddr,
+        theirs: &Join,
+        options: Options,
+    ) -> Result {
         let sessions = (new_session(), theirs.session);
         let own = join(Role::Unit, &options, Channel::Control, sessions);
         self.check(&own, &request)?;
         let now = self.began.elapsed().as_millis().max(0) as u64;
         let mut links = self.links.lock();
         // Before anything is made for it.
-        links.admit(self.options.hosts, now)?;
+        if let Err(full) = links.admit(from, &self.options, now) {
+            if full == Full::ForOne {
+                links.past.count(Violation::Crowded);
+            }
+            return Err(EBUSY);
+        }
         let parent: Arc<dyn Parent<F::Owner>> = self.clone();
         let queues = self.queues.clone();
         let shared = Shared::new(Role::Unit, options, None, Some(parent), queues)?;
-        links.all.push(shared.clone(), GFP_KERNEL)?;
+        let place = Place {
+            link: shared.clone(),
+            from,
+        };
+        links.all.push(place, GFP_KERNEL)?;
         let handler = Events {
             shared: shared.clone(),
             channel: Channel::Control,
@@ -225,14 +257,15 @@ impl<F: Factory> Door<F> {
     }
 
     /// The host of a link wants its other channel.
-    fn data(&self, request: Request<'_>, theirs: &Join) -> Result {
+    fn data(&self, request: Request<'_>, from: IpAddr, theirs: &Join) -> Result {
         let mut links = self.links.lock();
-        let is_it = |link: &&Arc<Shared<F::Owner>>| {
-            let state = link.state.lock();
-            state.sessions == (theirs.peer_session, theirs.session) && !state.is_over
+        let is_it = |place: &&Place<F::Owner>| {
+            let state = place.link.state.lock();
+            let sessions = (theirs.peer_session, theirs.session);
+            place.from == from && state.sessions == sessions && !state.is_over
         };
-        let found = links.all.iter().find(is_it).cloned();
-        let Some(shared) = found else {
+        let found = links.all.iter().find(is_it);
+        let Some(shared) = found.map(|place| place.link.clone()) else {
             links.past.count(Violation::OtherSession);
             return Err(ENOENT);
         };
@@ -270,26 +303,32 @@ impl<F: Factory> Door<F> {
 
 impl<F: Factory> Acceptor for Door<F> {
     fn request(self: &Arc<Self>, request: Request<'_>) {
-        if !self.options.insecure && !is_privileged(request.peer()) {
+        // Who has no IP address is nobody that could be counted, or told from others.
+        let Some(peer) = request.peer() else {
             self.links.lock().past.count(Violation::Unprivileged);
             return;
+        };
+        let is_vouched_for = request.is_vouched_for();
+        if !self.options.insecure && !is_privileged(&peer, is_vouched_for) {
+            self.links.lock().past.count(Violation::Unprivileged);
+            if !is_vouched_for && self.queues.said.allows(REFUSED) {
+                pr_warn!("a host was refused: on InfiniBand insecure=1 is needed\n");
+            }
+            return;
         }
+        let from = peer.ip().to_canonical();
         let Some((theirs, options)) = self.read(&request) else {
             self.links.lock().past.count(Violation::BadJoin);
             return;
         };
         // Where it fails the request is dropped, and so refused.
         let done = match Channel::from_number(theirs.channel) {
-            Some(Channel::Control) => self.control(request, &theirs, options),
-            Some(Channel::Data) => self.data(request, &theirs),
+            Some(Channel::Control) => self.control(request, from, &theirs, options),
+            Some(Channel::Data) => self.data(request, from, &theirs),
             None => Ok(()),
         };
         if let Err(error) = done {
-            let is_said = self
-                .queues
-                .said
-                .allows(c"rust_rdma_split: hosts that were refused");
-            if is_said {
+            if self.queues.said.allows(REFUSED) {
                 pr_warn!("a host was refused: {:?}\n", error);
             }
         }
@@ -307,10 +346,11 @@ impl<F: Factory> Parent<F::Owner> for Door<F> {
         }
         let mut links = self.links.lock();
         links.past.add(&link.statistics());
-        let at = links.all.iter().position(|other| Arc::ptr_eq(other, link));
-        let link = at.and_then(|at| links.all.remove(at).ok());
+        let is_it = |place: &Place<F::Owner>| Arc::ptr_eq(&place.link, link);
+        let at = links.all.iter().position(is_it);
+        let place = at.and_then(|at| links.all.remove(at).ok());
         drop(links);
-        drop(link);
+        drop(place);
     }
 }
 
@@ -339,56 +379,93 @@ mod tests {
         }
     }
 
-    fn links() -> Links<Nobody> {
-        Links {
-            all: KVec::new(),
-            past: Statistics::ZERO,
-            pace: Pace::HOSTS,
-            is_closed: false,
-        }
+    fn options() -> Options {
+        Options::new(Service::Acknowledged, Variant::Push, 1518)
+    }
+
+    /// An address of a host.
+    fn host(number: usize) -> IpAddr {
+        Ipv4Addr::from(0x0a00_0000 + number as u32).into()
+    }
+
+    /// One more link, to a host of that address.
+    fn push(links: &mut Links<Nobody>, from: IpAddr, queues: &Arc<Queues>) -> Result {
+        let link = Shared::new(Role::Unit, options(), None, None, queues.clone())?;
+        links.all.push(Place { link, from }, GFP_KERNEL)?;
+        Ok(())
     }
 
     #[test]
-    fn hosts_come_one_after_the_other_after_the_first() {
-        let mut links = links();
+    fn hosts_come_one_after_the_other_after_the_first() -> Result {
+        let mut links = Links::<Nobody>::new()?;
+        let options = options();
+        let mut next = (0..).map(host);
+        let mut admit = |now| links.admit(next.next().unwrap_or(host(0)), &options, now);
         for _ in 0..64 {
-            assert_eq!(links.admit(64, 1000), Ok(()));
+            assert_eq!(admit(1000), Ok(()));
         }
-        assert_eq!(links.admit(64, 1000), Err(EAGAIN));
-        assert_eq!(links.admit(64, 1199), Err(EAGAIN));
-        assert_eq!(links.admit(64, 1200), Ok(()));
-        assert_eq!(links.admit(64, 1200), Err(EAGAIN));
+        for now in [1000, 1199] {
+            assert_eq!(admit(now), Err(Full::ForAll));
+        }
+        assert_eq!(admit(1200), Ok(()));
+        assert_eq!(admit(1200), Err(Full::ForAll));
         links.is_closed = true;
-        assert_eq!(links.admit(64, 100_000), Err(EBUSY));
+        assert_eq!(links.admit(host(0), &options, 100_000), Err(Full::ForAll));
+        Ok(())
     }
 
     #[test]
     fn so_many_links_are_begun_and_no_more() -> Result {
-        let options = Options::new(Service::Acknowledged, Variant::Push, 1518);
         let queues = Queues::new()?;
-        let mut links = links();
-        for _ in 0..MOST_UNFINISHED {
-            assert_eq!(links.admit(64, 0), Ok(()));
-            let link = Shared::new(Role::Unit, options, None, None, queues.clone())?;
-            links.all.push(link, GFP_KERNEL)?;
+        let mut links = Links::new()?;
+        let mut options = options();
+        for number in 0..MOST_UNFINISHED {
+            assert_eq!(links.admit(host(number), &options, 0), Ok(()));
+            push(&mut links, host(number), &queues)?;
         }
-        assert_eq!(links.admit(64, 0), Err(EBUSY));
+        let other = host(MOST_UNFINISHED);
+        assert_eq!(links.admit(other, &options, 0), Err(Full::ForAll));
         // Those that are up are counted with all.
-        links.all[0].state.lock().is_up = true;
-        assert_eq!(links.admit(64, 0), Ok(()));
-        assert_eq!(links.admit(MOST_UNFINISHED, 0), Err(EBUSY));
+        links.all[0].link.state.lock().is_up = true;
+        assert_eq!(links.admit(other, &options, 0), Ok(()));
+        options.hosts = MOST_UNFINISHED;
+        assert_eq!(links.admit(other, &options, 0), Err(Full::ForAll));
+        Ok(())
+    }
+
+    #[test]
+    fn one_address_has_its_own_places_and_no_more() -> Result {
+        let queues = Queues::new()?;
+        let mut links = Links::new()?;
+        let options = options();
+        let (one, other) = (host(1), host(2));
+        for _ in 0..options.hosts_of_one {
+            assert_eq!(links.admit(one, &options, 0), Ok(()));
+            push(&mut links, one, &queues)?;
+        }
+        // Whether they are up or not.
+        for is_up in [false, true] {
+            for place in &links.all {
+                place.link.state.lock().is_up = is_up;
+            }
+            assert_eq!(links.admit(one, &options, 0), Err(Full::ForOne));
+            assert_eq!(links.admit(other, &options, 0), Ok(()));
+        }
+        drop(links.all.pop());
+        assert_eq!(links.admit(one, &options, 0), Ok(()));
         Ok(())
     }
 
     #[test]
     fn who_comes_from_a_port_of_any_user_is_no_host() {
-        let from = |port| Some(SocketAddr::from((Ipv4Addr::new(10, 0, 0, 7), port)));
+        let from = |port| SocketAddr::from((Ipv4Addr::new(10, 0, 0, 7), port));
         for port in [1, 850, 1023] {
-            assert!(is_privileged(from(port)));
+            assert!(is_privileged(&from(port), true));
+            // A number that any user may have written.
+            assert!(!is_privileged(&from(port), false));
         }
         for port in [0, 1024, 18_530, 65_535] {
-            assert!(!is_privileged(from(port)));
+            assert!(!is_privileged(&from(port), true));
         }
-        assert!(!is_privileged(None));
     }
 }

@@ -25,6 +25,7 @@
 //!
 //! `Shared::asking` (a mutex) is taken before all of these by [`Link::ask`], which waits for the peer with it.
 
+mod arrivals;
 mod flow;
 mod listener;
 mod statistics;
@@ -197,6 +198,8 @@ pub struct Options {
     pub pools: [Shape; POOLS],
     /// Hosts that an I/O unit has at a time.
     pub hosts: usize,
+    /// Of these, hosts from one address: one, and those of its connections that the I/O unit does not know to be lost yet.
+    pub hosts_of_one: usize,
     /// An I/O unit takes hosts that connect from ports which any user of their machine may have.
     pub insecure: bool,
 }
@@ -223,6 +226,7 @@ impl Options {
             messages: shape(128, 512),
             pools,
             hosts: 64,
+            hosts_of_one: 4,
             insecure: false,
         }
     }

@@ -151,6 +151,8 @@ impl Pace {
     const QUESTIONS: Self = Self::new(256, 20);
     /// For hosts that come. At once: all there are, where an I/O unit has been away.
     pub(super) const HOSTS: Self = Self::new(64, 200);
+    /// For those of them from one address: half of what there is at once, then less than half.
+    pub(super) const HOSTS_OF_ONE: Self = Self::new(32, 500);
 
     const fn new(at_once: u64, pause: u64) -> Self {
         Self {
@@ -158,6 +160,21 @@ impl Pace {
             pause,
             through: 0,
         }
+    }
+
+    /// Milliseconds after which nothing is left to remember, whatever was answered before.
+    pub(super) const fn memory(&self) -> u64 {
+        self.at_once * self.pause
+    }
+
+    /// How many are answered within so many milliseconds, at the most.
+    pub(super) const fn most_within(&self, time: u64) -> u64 {
+        self.at_once + time / self.pause + 1
+    }
+
+    /// Whether it is as if nothing had been answered yet.
+    pub(super) fn is_rested(&self, now: u64) -> bool {
+        self.through <= now
     }
 
     /// Milliseconds until the next one may be answered.
@@ -1041,8 +1058,9 @@ mod tests {
 
     #[test]
     fn who_asks_without_end_is_answered_with_a_pause_for_each() {
-        for new in [Pace::QUESTIONS, Pace::HOSTS] {
+        for new in [Pace::QUESTIONS, Pace::HOSTS, Pace::HOSTS_OF_ONE] {
             let mut pace = new;
+            assert!(pace.is_rested(1000));
             let Pace { at_once, pause, .. } = new;
             for _ in 0..at_once {
                 assert_eq!(pace.wait(1000), 0);
@@ -1053,6 +1071,8 @@ mod tests {
             pace.answered(1000 + pause);
             assert_eq!(pace.wait(1000 + pause), pause);
             // Who has been silent may ask as much as at first.
+            assert!(!pace.is_rested(1000 + pause));
+            assert!(pace.is_rested(1000 + pause + new.memory()));
             let later = 1000 + 10 * at_once * pause;
             for _ in 0..at_once {
                 assert_eq!(pace.wait(later), 0);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! One connection, made with the connection manager, and what is sent and received on it.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::ptr;
 use std::time::{Duration, Instant};
 
@@ -119,6 +119,48 @@ impl Id {
     }
 }
 
+impl Id {
+    /// Says how to get to a GID, from the one that this port has for IPv4.
+    fn set_path(&self, to: [u8; 16]) -> Result<(), String> {
+        let from = (0..16).find_map(|index| {
+            let mut gid = ibv_gid::default();
+            // SAFETY: the identifier has a device, and `gid` is a place for one.
+            let asked = unsafe { ibv_query_gid((*self.0).verbs, 1, index, &mut gid) };
+            // SAFETY: all views of the union are plain data.
+            let raw = unsafe { gid.raw };
+            let is_v4 = Ipv6Addr::from(raw).to_ipv4_mapped().is_some();
+            (asked == 0 && is_v4).then_some(gid)
+        });
+        let mut data = ibv_path_data {
+            flags: IBV_PATH_FLAG_GMP | IBV_PATH_FLAG_PRIMARY | IBV_PATH_FLAG_BIDIRECTIONAL,
+            ..Default::default()
+        };
+        let path = &mut data.path;
+        path.dgid = ibv_gid { raw: to };
+        path.sgid = from.ok_or("no GID of IPv4")?;
+        path.pkey = ANY_PKEY.to_be();
+        path.reversible_numpath = 0x80;
+        // Exactly 1024 bytes, exactly 10 Gbit/s, exactly a quarter of a second.
+        (path.mtu, path.rate, path.packetlifetime) = (0x80 | 3, 0x80 | 3, 0x80 | 16);
+        let length = std::mem::size_of_val(&data);
+        // SAFETY: `data` is what this option has, of that length.
+        done("rdma_set_option", unsafe {
+            rdma_set_option(
+                self.0,
+                RDMA_OPTION_IB as i32,
+                RDMA_OPTION_IB_PATH as i32,
+                (&raw mut data).cast(),
+                length,
+            )
+        })?;
+        // It is as if the kernel had found that way.
+        match self.event(PATIENCE)? {
+            Some(RDMA_CM_EVENT_ROUTE_RESOLVED) => Ok(()),
+            other => Err(format!("no way of one's own, but {other:?}")),
+        }
+    }
+}
+
 impl Drop for Id {
     fn drop(&mut self) {
         // SAFETY: the identifier is not used any more, nor is its queue pair.
@@ -140,6 +182,47 @@ fn address(ip: Ipv4Addr, port: u16) -> libc::sockaddr_in {
         },
         sin_zero: [0; 8],
     }
+}
+
+/// An address by GID, `struct sockaddr_ib` of the kernel.
+#[repr(C)]
+struct AddressByGid {
+    family: u16,
+    pkey: u16,
+    flow: u32,
+    gid: [u8; 16],
+    service: u64,
+    service_mask: u64,
+    scope: u64,
+}
+
+const AF_IB: u16 = 27;
+/// The services by GID that are ports of TCP by IP address (`RDMA_IB_IP_PS_TCP`).
+const PORTS_BY_GID: u64 = 0x0106_0000;
+/// All partitions.
+const ANY_PKEY: u16 = 0xffff;
+
+/// How somebody who connects by GID goes about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Forgery {
+    /// He says the GID, and nothing else.
+    Gid,
+    /// He has the identifier remember a link before.
+    Link,
+    /// And he says how to get there, in place of the kernel.
+    Path,
+}
+
+/// What the connection manager writes before the private data of who connects by IP address: version, address family, port,
+/// and both addresses (`struct cma_hdr` of the kernel). Who connects by GID writes it himself.
+pub fn header(from: Ipv4Addr, port: u16, to: Ipv4Addr) -> Vec<u8> {
+    let mut header = vec![0, 4 << 4];
+    header.extend(port.to_be_bytes());
+    for ip in [from, to] {
+        header.extend([0; 12]);
+        header.extend(ip.octets());
+    }
+    header
 }
 
 fn parameters(private_data: &[u8]) -> rdma_conn_param {
@@ -297,6 +380,66 @@ impl Channel {
             rdma_connect(channel.id.0, &mut param)
         })?;
         channel.said = channel.id.said();
+        Ok(channel)
+    }
+
+    /// Connects to somebody by GID, over the interface of that name; all private data are the caller's.
+    pub fn forge(
+        to: Ipv4Addr,
+        port: u16,
+        interface: &std::ffi::CStr,
+        forgery: Forgery,
+        private_data: &[u8],
+    ) -> Result<Self, String> {
+        let id = Id::new()?;
+        if forgery != Forgery::Gid {
+            let mut at = libc::sockaddr_in6 {
+                sin6_family: libc::AF_INET6 as u16,
+                sin6_port: 0,
+                sin6_flowinfo: 0,
+                sin6_addr: libc::in6_addr {
+                    s6_addr: Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0x0bad).octets(),
+                },
+                // SAFETY: the name is a string.
+                sin6_scope_id: unsafe { libc::if_nametoindex(interface.as_ptr()) },
+            };
+            // Nobody has that address here, so that it fails; the link is remembered.
+            // SAFETY: the address is one, and the identifier is new.
+            unsafe { rdma_bind_addr(id.0, (&raw mut at).cast::<sockaddr>()) };
+        }
+        let gid = to.to_ipv6_mapped().octets();
+        let mut at = AddressByGid {
+            family: AF_IB,
+            pkey: ANY_PKEY.to_be(),
+            flow: 0,
+            gid,
+            service: (PORTS_BY_GID | u64::from(port)).to_be(),
+            service_mask: u64::MAX,
+            scope: 0,
+        };
+        // SAFETY: the address is one of its family, and the identifier is not bound.
+        done("rdma_resolve_addr", unsafe {
+            rdma_resolve_addr(
+                id.0,
+                ptr::null_mut(),
+                (&raw mut at).cast::<sockaddr>(),
+                2000,
+            )
+        })?;
+        if forgery == Forgery::Path {
+            id.set_path(gid)?;
+        } else {
+            // SAFETY: the identifier has a device.
+            done("rdma_resolve_route", unsafe {
+                rdma_resolve_route(id.0, 2000)
+            })?;
+        }
+        let channel = Self::new(id)?;
+        let mut param = parameters(private_data);
+        // SAFETY: the queue pair is made, and the parameters with their data outlive the call.
+        done("rdma_connect", unsafe {
+            rdma_connect(channel.id.0, &mut param)
+        })?;
         Ok(channel)
     }
 

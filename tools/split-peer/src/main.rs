@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use ferrite_split::*;
 
 use crate::attacks::{Attack, ATTACKS, JOINS};
-use crate::channel::{Channel, Done, Listener, LENT};
+use crate::channel::{header, Channel, Done, Forgery, Listener, LENT};
 
 const HELP: &str = "\
 A peer of the split driver that does what it should not.
@@ -21,6 +21,11 @@ A peer of the split driver that does what it should not.
 split-peer host ADDRESS [COUNTER ...]  as a host, to the I/O unit there
 split-peer unit [COUNTER ...]          as an I/O unit, to the host that connects
 split-peer silent ADDRESS              as a host that says nothing any more, until the I/O unit has enough of it
+split-peer crowd ADDRESS               as more hosts than may come from one address, again and again, until it is ended;
+                                       it says `full COUNT` when the I/O unit has refused one with so many there
+
+split-peer forge ADDRESS OWN HOW       as any process, by GID (AF_IB), with what the kernel writes for others written by itself:
+                                       that it comes from OWN and a port of the system's. HOW is gid, link or path
 
 For each attack a line: `ok COUNTER NAME (TIME)`, where COUNTER is what the other side counts it as, or `not ok ...`.
 Where counters are named, only what is counted as one of them is done.
@@ -255,6 +260,32 @@ fn attack(
     }
 }
 
+/// Takes all places of an I/O unit that it can get, and keeps them taken, until it is ended.
+fn crowd(unit: Ipv4Addr) -> Result<bool, String> {
+    let mut there = Vec::new();
+    let mut is_said = false;
+    loop {
+        match Peer::connect(unit) {
+            Ok(peer) => there.push(peer),
+            Err(_) => {
+                if !is_said {
+                    println!("full {}", there.len());
+                    is_said = true;
+                }
+                // One that was given up has left its place to the next.
+                let mut kept = Vec::new();
+                for peer in there {
+                    if !peer.control.is_ended(Duration::from_millis(1))? {
+                        kept.push(peer);
+                    }
+                }
+                there = kept;
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        }
+    }
+}
+
 /// Whether what is counted as `counter` is to be done: all is where none is named.
 fn is_wanted(counter: &str, named: &[&str]) -> bool {
     named.is_empty() || named.contains(&counter)
@@ -308,6 +339,24 @@ fn dispatch() -> Result<bool, String> {
             let is_ended = peer.control.is_ended(3 * TIME)?;
             println!("{}", if is_ended { "given up" } else { "still there" });
             Ok(is_ended)
+        }
+        ["crowd", unit] => crowd(address(unit)?),
+        ["forge", unit, own, how] => {
+            let forgery = match how {
+                "gid" => Forgery::Gid,
+                "link" => Forgery::Link,
+                "path" => Forgery::Path,
+                _ => return Err("no such way".into()),
+            };
+            let unit = address(unit)?;
+            let said = [
+                header(address(own)?, *HOST_PORTS.start(), unit),
+                bytes(&join(Role::Host, ferrite_split::Channel::Control, 0)),
+            ]
+            .concat();
+            Channel::forge(unit, DEFAULT_PORT, c"eth0", forgery, &said)?;
+            println!("connected");
+            Ok(true)
         }
         _ => {
             print!("{HELP}");

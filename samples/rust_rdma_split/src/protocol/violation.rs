@@ -91,6 +91,8 @@ violations! {
     Silent, "silent";
     /// A connection from a port that any user of the peer's machine may have.
     Unprivileged, "unprivileged";
+    /// A connection more than one address may have at a time, or sooner after others than it may.
+    Crowded, "crowded";
 }
 
 /// How many kinds of violations there are.
@@ -113,6 +115,12 @@ pub struct Counters {
     pub told_by_indicate: u64,
     /// Frames received.
     pub received: u64,
+    /// Elements of pools that either side has announced to the other.
+    pub elements_announced: u64,
+    /// Of these, elements of pools that both sides have given up by a flush, all of them idle.
+    pub elements_flushed: u64,
+    /// The others: elements of pools that were there when their connection ended.
+    pub elements_forfeited: u64,
     /// Frames that were not sent because the peer has no free element for them.
     pub dropped_no_element: u64,
     /// Frames that were not sent because no element of the peer is large enough.
@@ -141,6 +149,9 @@ impl Default for Counters {
             told_by_immediate: 0,
             told_by_indicate: 0,
             received: 0,
+            elements_announced: 0,
+            elements_flushed: 0,
+            elements_forfeited: 0,
             dropped_no_element: 0,
             dropped_too_large: 0,
             dropped_closed: 0,

@@ -151,6 +151,22 @@ fn close(world: &mut World) {
         assert!(end.endpoint.is_closed());
         assert!(end.pools.is_empty());
     }
+    buffers_add_up(world);
+}
+
+/// Each element that was announced was flushed, or went with a connection; where no connection was lost, both ends have
+/// counted the same.
+fn buffers_add_up(world: &World) {
+    let [host, unit] = [0, 1].map(|who| {
+        let counters = world.ends[who].endpoint.counters();
+        let ended = (counters.elements_flushed, counters.elements_forfeited);
+        assert_eq!(counters.elements_announced, ended.0 + ended.1);
+        assert!(ended.0 > 0);
+        ended
+    });
+    if world.restarts() == 0 {
+        assert_eq!((host, host.1), (unit, 0));
+    }
 }
 
 fn script() -> impl Strategy<Value = Vec<(u8, u32)>> {
@@ -419,6 +435,44 @@ fn a_connection_that_was_lost_takes_no_frame_that_has_arrived() {
     assert_eq!(arrival.length, 1500);
     endpoint.release(arrival.handle).unwrap();
     assert_eq!(announced(endpoint, &mut bytes), Some(1));
+}
+
+#[test]
+fn buffers_that_are_flushed_are_told_from_those_that_go_with_a_connection() {
+    let mut world = furnished(options(Role::Host, Service::Acknowledged, Variant::Push));
+    let counted = |world: &World, who: usize| {
+        let counters = world.ends[who].endpoint.counters();
+        (
+            counters.elements_announced,
+            counters.elements_flushed,
+            counters.elements_forfeited,
+        )
+    };
+    // Of each side.
+    let all: u64 = world.ends[0]
+        .pools
+        .values()
+        .map(|pool| u64::from(pool.elements))
+        .sum();
+    let both = 2 * all;
+    // By the owner, and by the other.
+    world.ends[0].endpoint.withdraw(7).unwrap();
+    world.ends[1].endpoint.renounce(0).unwrap();
+    world.settle();
+    for who in 0..2 {
+        world.collect(who);
+        assert_eq!(counted(&world, who), (both, 3 + 5, 0));
+    }
+    world.restart();
+    for who in 0..2 {
+        assert_eq!(counted(&world, who), (both, 8, both - 8));
+    }
+    world.settle();
+    close(&mut world);
+    for who in 0..2 {
+        let again = both - 8;
+        assert_eq!(counted(&world, who), (both + again, 8 + again, again));
+    }
 }
 
 #[test]

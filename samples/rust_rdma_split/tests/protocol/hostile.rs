@@ -490,11 +490,12 @@ fn what_is_wrong_is_refused_and_counted_and_a_new_connection_works() {
         victim.endpoint.set_threshold(0);
         assert!(victim.endpoint.send(100).is_ok());
     }
-    // These have their own tests: of the private data, and of a peer that stops.
+    // These have their own tests: of the private data, of a peer that stops, and of who comes to an I/O unit.
     seen.extend([
         Violation::BadJoin,
         Violation::Silent,
         Violation::Unprivileged,
+        Violation::Crowded,
     ]);
     let all: BTreeSet<Violation> = Violation::ALL.iter().map(|it| it.0).collect();
     assert_eq!(seen, all);

@@ -158,6 +158,11 @@ impl World {
         (self.random >> 33) % below
     }
 
+    /// How often it was.
+    pub fn restarts(&self) -> u32 {
+        self.session - 1
+    }
+
     /// The connection is lost and made anew.
     pub fn restart(&mut self) {
         self.session += 1;

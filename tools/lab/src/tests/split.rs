@@ -28,7 +28,14 @@ pub const TESTS: &[VmTest] = &[
         "some of what a host should not say is refused and counted, and others work",
         some_bad_hosts,
     ),
-    VmTest::new("either module goes at full load", unloaded),
+    VmTest::new(
+        "either module goes at full load; where there is none, each buffer is flushed at its end",
+        unloaded,
+    ),
+    VmTest::new(
+        "an indication never overtakes its data, however the wire reorders: each datagram is there once, as it was sent",
+        indications,
+    ),
 ];
 
 /// The rest, for the long run.
@@ -36,6 +43,10 @@ pub const LONG_TESTS: &[VmTest] = &[
     VmTest::new(
         "a host sends as itself and to its VLANs only, and an ordinary user is neither host nor I/O unit",
         impostors,
+    ),
+    VmTest::new(
+        "one machine that comes all the time gets its own places only, and others come",
+        crowded,
     ),
     VmTest::new(
         "iperf3 both ways, ssh, and a file that arrives as it was sent",
@@ -146,7 +157,7 @@ fn on_lan(cluster: &Cluster) -> Result<&Vm> {
 const OWN: &str = "split0";
 
 /// The I/O unit begins to serve, and the LAN's machine has its address.
-fn unit_up(cluster: &Cluster) -> Result<()> {
+fn unit_up(cluster: &Cluster, parameters: &str) -> Result<()> {
     let unit = vm(cluster, UNIT)?;
     let lan = on_lan(cluster)?;
     lan.sh(&format!(
@@ -155,7 +166,7 @@ fn unit_up(cluster: &Cluster) -> Result<()> {
     ))?;
     unit.sh("ip link set eth1 up")?;
     with_driver(cluster, unit)?;
-    load_unit(unit)
+    load_unit(unit, parameters)
 }
 
 /// A machine with Ferrite's device has its driver.
@@ -169,9 +180,11 @@ fn with_driver(cluster: &Cluster, vm: &Vm) -> Result<()> {
     wait_active(vm)
 }
 
-fn load_unit(unit: &Vm) -> Result<()> {
+fn load_unit(unit: &Vm, parameters: &str) -> Result<()> {
     unit.sh_in(
-        "modprobe rdma_cm && insmod /ferrite/modules/rust_rdma_split_unit.ko lan=eth1",
+        &format!(
+            "modprobe rdma_cm && insmod /ferrite/modules/rust_rdma_split_unit.ko lan=eth1 {parameters}"
+        ),
         TIME,
     )
     .map(drop)
@@ -223,9 +236,19 @@ fn with_host(
     parameters: &str,
     test: impl FnOnce(&Vm, &Vm, &Vm) -> Result<()>,
 ) -> Result<()> {
+    with_modules(cluster, "", parameters, test)
+}
+
+/// The same with parameters of both.
+fn with_modules(
+    cluster: &Cluster,
+    of_unit: &str,
+    of_host: &str,
+    test: impl FnOnce(&Vm, &Vm, &Vm) -> Result<()>,
+) -> Result<()> {
     let (host, unit, lan) = (vm(cluster, HOST)?, vm(cluster, UNIT)?, on_lan(cluster)?);
-    unit_up(cluster)?;
-    host_up(cluster, HOST, parameters)?;
+    unit_up(cluster, of_unit)?;
+    host_up(cluster, HOST, of_host)?;
     // The LAN may know an address of the host that was another test's.
     lan.sh("ip neigh flush all")?;
     test(host, unit, lan)?;
@@ -237,7 +260,7 @@ fn with_host(
 fn with_usual(cluster: &Cluster, test: impl FnOnce(&Vm, &Vm, &Vm) -> Result<()>) -> Result<()> {
     let (host, unit, lan) = (vm(cluster, HOST)?, vm(cluster, UNIT)?, on_lan(cluster)?);
     if !has_module(unit, "rust_rdma_split_unit")? {
-        unit_up(cluster)?;
+        unit_up(cluster, "")?;
     }
     if has_module(host, "rust_rdma_split_host")? {
         connected(host)?;
@@ -432,7 +455,7 @@ fn traffic(cluster: &Cluster) -> Result<()> {
 
 fn two_hosts(cluster: &Cluster) -> Result<()> {
     let other = vm(cluster, OTHER_HOST)?;
-    with_usual(cluster, |host, _, lan| {
+    with_usual(cluster, |host, unit, lan| {
         host_up(cluster, OTHER_HOST, "")?;
         for (from, to) in [(host, lan), (other, lan), (host, other), (other, host)] {
             pings(from, to)?;
@@ -442,9 +465,35 @@ fn two_hosts(cluster: &Cluster) -> Result<()> {
             file(from, to, mib)?;
         }
         // One goes, the other stays.
+        let (there, before) = (lent(&counters_of(other)?)?, counters_of_unit(unit)?);
         host_down(other)?;
+        are_flushed(there, &before, &counters_of_unit(unit)?)?;
         pings(host, lan)
     })
+}
+
+fn counted(counters: &Counters, name: &str) -> Result<u64> {
+    let value = counters.get(name).copied();
+    value.with_context(|| format!("no counter {name}"))
+}
+
+/// Buffers, of both sides, that are announced on connections that are there.
+fn lent(counters: &Counters) -> Result<u64> {
+    let of = |name: &str| counted(counters, &format!("elements_{name}"));
+    let lent = of("announced")? - of("flushed")? - of("forfeited")?;
+    ensure!(lent != 0, "nobody has announced anything");
+    Ok(lent)
+}
+
+/// A connection with so many buffers has ended in an orderly way: each of them was given up by both sides.
+fn are_flushed(lent: u64, before: &Counters, after: &Counters) -> Result<()> {
+    let more = |name: &str| -> Result<u64> { Ok(counted(after, name)? - counted(before, name)?) };
+    let ended = (more("elements_flushed")?, more("elements_forfeited")?);
+    ensure!(
+        ended == (lent, 0),
+        "of {lent} buffers so many were flushed, and so many went with the connection: {ended:?}"
+    );
+    Ok(())
 }
 
 /// Parameters of a host, and counters that grow with them. In the pull variant nobody writes to the other, in all others
@@ -502,7 +551,7 @@ fn reconnects(cluster: &Cluster) -> Result<()> {
             &format!("[ $(cat /sys/class/net/{OWN}/carrier) = 0 ]"),
             TIME,
         )?;
-        load_unit(unit)?;
+        load_unit(unit, "")?;
         connected(host)?;
         pings(host, lan)?;
         // The host's.
@@ -551,11 +600,110 @@ fn unloaded(cluster: &Cluster) -> Result<()> {
         flood(host, lan)?;
         unit_down(unit)?;
         end_flood(host, lan)?;
-        load_unit(unit)?;
+        load_unit(unit, "")?;
         connected(host)?;
         pings(host, lan)?;
-        host_down(host)?;
-        unit_down(unit)
+        // Without a load.
+        let before = counters_of(host)?;
+        unit_down(unit)?;
+        are_flushed(lent(&before)?, &before, &counters_of(host)?)?;
+        host_down(host)
+    })
+}
+
+/// Datagrams in each direction, and how many of them are under way.
+const DATAGRAMS: u64 = 400;
+const WINDOW: u64 = 16;
+
+/// What both ends of a stream of datagrams know: they are of one size, and each has a number and bytes of its own.
+fn stream(rest: &str) -> String {
+    format!(
+        "python3 -u -c \"
+import socket
+def datagram(n): return n.to_bytes(4, 'big') + bytes([n % 251]) * 1396
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.settimeout(60)
+{rest}\""
+    )
+}
+
+/// Datagrams from one machine to another, each of which is answered: all are there, once and in order, as they were sent.
+fn datagrams(from: &Vm, to: &Vm) -> Result<()> {
+    let receiving = to.spawn(
+        &format!(
+            "exec {} >/run/datagrams 2>&1",
+            stream(&format!(
+                "s.bind(('0.0.0.0', 7001))
+print('ready')
+for n in range({DATAGRAMS}):
+    data, who = s.recvfrom(2000)
+    if data != datagram(n):
+        print('not', n, 'but', data[:8].hex())
+        raise SystemExit(1)
+    s.sendto(data[:4], who)"
+            ))
+        ),
+        LONG,
+    )?;
+    to.wait_for("grep -q ready /run/datagrams", TIME)?;
+    let sent = from.sh_in(
+        &stream(&format!(
+            "s.connect(('{}', 7001))
+done = 0
+def answer():
+    global done
+    n = int.from_bytes(s.recv(2000), 'big')
+    if n != done: raise SystemExit(f'the answer to {{done}} is one to {{n}}')
+    done += 1
+for n in range({DATAGRAMS}):
+    s.send(datagram(n))
+    if n - done >= {WINDOW}: answer()
+while done < {DATAGRAMS}: answer()",
+            lan_ip(to)
+        )),
+        LONG,
+    );
+    let received = receiving.wait()?;
+    let said = to.sh("cat /run/datagrams")?;
+    ensure!(
+        sent.is_ok() && received.ok(),
+        "from {}: {sent:?}, and there: {said}",
+        from.name()
+    );
+    Ok(())
+}
+
+/// The indication travels on another connection than the data, and each packet may be overtaken by those behind it. An
+/// element whose frame is not there yet has an earlier one, which the machines would take for one that was sent twice.
+fn indications(cluster: &Cluster) -> Result<()> {
+    let separate = "threshold=0 separate_indication=1";
+    with_modules(cluster, separate, separate, |host, unit, lan| {
+        pings(host, lan)?;
+        let reordered = || -> Result<u64> {
+            let stats = cluster.fabric_command(&json!({"cmd": "stats"}))?;
+            Ok(super::wire::counted(&stats, "reordered"))
+        };
+        let before = reordered()?;
+        cluster.fabric_command(&json!({"cmd": "faults", "only": "roce", "reorder": 0.1}))?;
+        let arrived = datagrams(host, lan).and_then(|()| datagrams(lan, host));
+        let overtaken = reordered();
+        cluster.fabric_command(&json!({"cmd": "faults", "reset": true}))?;
+        arrived?;
+        let overtaken = overtaken? - before;
+        ensure!(
+            overtaken >= DATAGRAMS / 10,
+            "only {overtaken} packets were overtaken"
+        );
+        for counters in [counters_of(host)?, counters_of_unit(unit)?] {
+            let by = |name: &str| counted(&counters, name);
+            let (indicated, immediate) = (by("told_by_indicate")?, by("told_by_immediate")?);
+            // Those of one direction at least, which fit no message.
+            ensure!(
+                indicated > DATAGRAMS && immediate == 0,
+                "{indicated} frames were told of by messages, {immediate} by immediate data"
+            );
+        }
+        pings(host, lan)
     })
 }
 
@@ -606,7 +754,7 @@ fn iwarp_is_refused(cluster: &Cluster) -> Result<()> {
             TIME,
         )?;
     }
-    unit_up(cluster)?;
+    unit_up(cluster, "")?;
     host.sh_in(
         &format!(
             "insmod /ferrite/modules/rust_rdma_split_host.ko server={}",
@@ -648,8 +796,7 @@ fn counters_of(host: &Vm) -> Result<Counters> {
 }
 
 fn counter_of(host: &Vm, name: &str) -> Result<u64> {
-    let value = counters_of(host)?.get(name).copied();
-    value.with_context(|| format!("no counter {name}"))
+    counted(&counters_of(host)?, name)
 }
 
 /// What was counted of all hosts that an I/O unit has had.
@@ -921,20 +1068,54 @@ fn bad_unit(cluster: &Cluster) -> Result<()> {
     let before = after.keys().map(|name| (name.clone(), 0)).collect();
     are_counted(&expected, &before, &after)?;
     // Then one that does as it should.
-    unit_up(cluster)?;
+    unit_up(cluster, "")?;
     connected(host)?;
     pings(host, lan)?;
     host_down(host)?;
     unit_down(unit)
 }
 
+/// Hosts that an I/O unit takes from one address, if nothing else is said.
+const OF_ONE: usize = 4;
+
+/// Without a limit for each address the other machine would have all places there are, and keep them.
+fn crowded(cluster: &Cluster) -> Result<()> {
+    let (host, unit, lan) = (vm(cluster, HOST)?, vm(cluster, UNIT)?, on_lan(cluster)?);
+    let other = vm(cluster, OTHER_HOST)?;
+    unit_up(cluster, &format!("hosts={}", OF_ONE + 1))?;
+    with_driver(cluster, other)?;
+    let crowd = other.spawn(
+        &format!("exec split-peer crowd {} >/run/crowd 2>&1", unit.ip()),
+        LONG,
+    )?;
+    other.wait_for("grep -q full /run/crowd", TIME)?;
+    let said = other.sh("cat /run/crowd")?;
+    let came = host_up(cluster, HOST, "").and_then(|()| pings(host, lan));
+    crowd.end_with(libc::SIGKILL)?;
+    came.context("another host does not come")?;
+    ensure!(
+        said.trim() == format!("full {OF_ONE}"),
+        "one machine that wants all places: {said}"
+    );
+    let refused = counted(&counters_of_unit(unit)?, "peer_crowded")?;
+    ensure!(refused != 0, "who was refused is not counted");
+    // What it had is free again, for itself as well.
+    unit.wait_for(
+        "[ $(grep -c '^host' /sys/kernel/debug/rust_rdma_split_unit/hosts) = 1 ]",
+        TIME,
+    )?;
+    host_up(cluster, OTHER_HOST, "")?;
+    pings(other, lan)?;
+    for vm in [other, host] {
+        host_down(vm)?;
+    }
+    unit_down(unit)
+}
+
 /// The unit is loaded anew, for hosts that may have all frames.
 fn let_trust(host: &Vm, unit: &Vm) -> Result<()> {
     unit_down(unit)?;
-    unit.sh_in(
-        "insmod /ferrite/modules/rust_rdma_split_unit.ko lan=eth1 trust=1",
-        TIME,
-    )?;
+    load_unit(unit, "trust=1")?;
     // What it had before is gone.
     host.wait_for(
         &format!("[ $(ethtool -S {OWN} | sed -n 's/^ *connected: //p') -ge 2 ]"),
@@ -944,7 +1125,7 @@ fn let_trust(host: &Vm, unit: &Vm) -> Result<()> {
 }
 
 /// Sends frames of a kind for experiments from a host to all: one with the address of another, one to a VLAN that it has
-/// not asked for, and then one as it should.
+/// not asked for, one whose tag ends in the middle, and then one as it should.
 const IMPOSTOR: &str = "python3 -c \"
 import socket
 own = bytes.fromhex(open('/sys/class/net/split0/address').read().strip().replace(':', ''))
@@ -954,6 +1135,7 @@ kind = bytes.fromhex('88b5')
 all = bytes([255] * 6)
 s.send(all + bytes.fromhex('525400fd7704') + kind + b'as another'.ljust(60))
 s.send(all + own + bytes.fromhex('81000009') + kind + b'to others'.ljust(60))
+s.send(all + own + bytes.fromhex('810005'))
 s.send(all + own + kind + b'as itself'.ljust(60))\"";
 
 /// What arrives of them, in a line for each, until the last.
@@ -982,7 +1164,7 @@ fn impostors(cluster: &Cluster) -> Result<()> {
         let seen = lan.sh("cat /run/witness")?;
         ensure!(seen.trim() == "ready\nas itself", "the LAN has seen {seen}");
         let dropped = shown(unit, "dropped")? - before;
-        ensure!(dropped == 2, "{dropped} frames were counted as dropped");
+        ensure!(dropped == 3, "{dropped} frames were counted as dropped");
         // All frames are for those who are trusted, and a VLAN of the machine's own is for no host.
         unit.sh("ip link add link eth1 name own5 type vlan id 5 && ip link set own5 up")?;
         host.sh(&format!(
@@ -1004,6 +1186,25 @@ fn impostors(cluster: &Cluster) -> Result<()> {
             counters_of_unit(unit)?.get("peer_unprivileged") == Some(&1),
             "a user who was refused is not counted: {}",
             said.out
+        );
+        // Nor is one who connects by GID and says by himself which port he has: that reaches nobody.
+        let before = counters_of_unit(unit)?;
+        for how in ["gid", "link", "path"] {
+            let command = format!(
+                "timeout 20 {user} forge {} {} {how} 2>&1",
+                unit.ip(),
+                other.ip()
+            );
+            let said = other.run(&command, LONG)?;
+            ensure!(said.code != 0, "by {how} any user is a host: {}", said.out);
+        }
+        let of_peers = |counters: Counters| -> Counters {
+            let is_peers = |name: &str| name.starts_with("peer_") || name == "connected";
+            counters.into_iter().filter(|it| is_peers(&it.0)).collect()
+        };
+        ensure!(
+            of_peers(before) == of_peers(counters_of_unit(unit)?),
+            "a request with a header of its sender's own has come"
         );
         let said = other.run(&format!("timeout 10 {user} unit 2>&1"), TIME)?;
         ensure!(

@@ -187,6 +187,7 @@ impl<S: DerefMut<Target = [Element]>> Endpoint<S> {
             }
             pool.state = PoolState::Live;
             pool.known = true;
+            self.counters.elements_announced += u64::from(pool.offer.elements);
             self.last_index = self.last_index.max(Some(pool.offer.index));
             count += 1;
         }

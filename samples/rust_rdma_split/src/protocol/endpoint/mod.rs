@@ -366,6 +366,9 @@ impl<S: DerefMut<Target = [Element]>> Endpoint<S> {
     /// stays.
     pub fn stop(&mut self) {
         self.running = false;
+        let known = self.pools.iter().filter(|pool| pool.known);
+        let forfeited: u64 = known.map(|pool| u64::from(pool.offer.elements)).sum();
+        self.counters.elements_forfeited += forfeited;
         for slot in FAR {
             self.pools[slot].vacate();
         }
@@ -546,6 +549,9 @@ impl<S: DerefMut<Target = [Element]>> Endpoint<S> {
             generation,
             ..Pool::VACANT
         };
+        if self.pools[slot].known {
+            self.counters.elements_announced += u64::from(offer.elements);
+        }
         let sends = self.sends(slot);
         for place in self.places(slot) {
             self.elements[place as usize] = Element::default();
@@ -651,6 +657,7 @@ impl<S: DerefMut<Target = [Element]>> Endpoint<S> {
     /// A pool is given up by both sides.
     fn end(&mut self, slot: usize) {
         let pool = &mut self.pools[slot];
+        self.counters.elements_flushed += u64::from(pool.offer.elements);
         if NEAR.contains(&slot) {
             pool.state = PoolState::Freed;
             pool.known = false;
