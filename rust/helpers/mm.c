@@ -36,6 +36,11 @@ __rust_helper void rust_helper_get_page(struct page *page)
 	get_page(page);
 }
 
+__rust_helper void *rust_helper_page_address(struct page *page)
+{
+	return page_address(page);
+}
+
 __rust_helper pgprot_t rust_helper_pgprot_noncached(pgprot_t prot)
 {
 	return pgprot_noncached(prot);

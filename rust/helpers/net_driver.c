@@ -82,6 +82,37 @@ __rust_helper void rust_helper_netdev_set_priv_flags(struct net_device *dev)
 	dev->priv_flags |= IFF_LIVE_ADDR_CHANGE;
 }
 
+/* Offloads that can be turned off, and are on. VLANs above have those that do not mind the tag. */
+__rust_helper void rust_helper_netdev_set_offloads(struct net_device *dev,
+						   netdev_features_t features,
+						   netdev_features_t of_vlans)
+{
+	dev->hw_features |= features;
+	dev->features |= features | NETIF_F_HIGHDMA;
+	dev->vlan_features |= of_vlans | NETIF_F_HIGHDMA;
+}
+
+__rust_helper netdev_features_t rust_helper_netdev_features(const struct net_device *dev)
+{
+	return READ_ONCE(dev->features);
+}
+
+__rust_helper netdev_features_t rust_helper_netif_f_gso_mask(void)
+{
+	return NETIF_F_GSO_MASK;
+}
+
+__rust_helper bool rust_helper_netdev_xmit_more(void)
+{
+	return netdev_xmit_more();
+}
+
+__rust_helper unsigned int
+rust_helper_netdev_real_num_tx_queues(const struct net_device *dev)
+{
+	return READ_ONCE(dev->real_num_tx_queues);
+}
+
 __rust_helper void rust_helper_netdev_set_parent(struct net_device *dev, struct device *parent)
 {
 	SET_NETDEV_DEV(dev, parent);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
+#include <linux/dma-mapping.h>
 #include <linux/if_vlan.h>
 #include <linux/skbuff.h>
 
@@ -148,4 +149,97 @@ __rust_helper struct sk_buff *rust_helper_skb_next(const struct sk_buff *skb)
 __rust_helper void rust_helper___vlan_hwaccel_put_tag(struct sk_buff *skb, __be16 proto, u16 tci)
 {
 	__vlan_hwaccel_put_tag(skb, proto, tci);
+}
+
+__rust_helper u16 rust_helper_skb_vlan_tag_get(const struct sk_buff *skb)
+{
+	return skb_vlan_tag_get(skb);
+}
+
+__rust_helper netdev_features_t rust_helper_vlan_features_check(struct sk_buff *skb,
+								netdev_features_t features)
+{
+	return vlan_features_check(skb, features);
+}
+
+__rust_helper int rust_helper_skb_linearize(struct sk_buff *skb)
+{
+	return skb_linearize(skb);
+}
+
+__rust_helper int rust_helper_skb_checksum_start_offset(const struct sk_buff *skb)
+{
+	return skb_checksum_start_offset(skb);
+}
+
+__rust_helper u16 rust_helper_skb_csum_offset(const struct sk_buff *skb)
+{
+	return skb->csum_offset;
+}
+
+__rust_helper int rust_helper_skb_network_offset(const struct sk_buff *skb)
+{
+	return skb_network_offset(skb);
+}
+
+__rust_helper int rust_helper_skb_transport_offset(const struct sk_buff *skb)
+{
+	return skb_transport_offset(skb);
+}
+
+__rust_helper void rust_helper_skb_set_hash(struct sk_buff *skb, __u32 hash,
+					    enum pkt_hash_types type)
+{
+	skb_set_hash(skb, hash, type);
+}
+
+__rust_helper void rust_helper_skb_record_rx_queue(struct sk_buff *skb, u16 queue)
+{
+	skb_record_rx_queue(skb, queue);
+}
+
+__rust_helper void rust_helper_skb_add_rx_frag(struct sk_buff *skb, int frag, struct page *page,
+					       int offset, int size, unsigned int truesize)
+{
+	skb_add_rx_frag(skb, frag, page, offset, size, truesize);
+}
+
+/* What is behind the data: struct skb_shared_info. */
+__rust_helper unsigned int rust_helper_skb_nr_frags(const struct sk_buff *skb)
+{
+	return skb_shinfo(skb)->nr_frags;
+}
+
+__rust_helper unsigned int rust_helper_skb_frag_size_at(const struct sk_buff *skb,
+							unsigned int frag)
+{
+	return skb_frag_size(&skb_shinfo(skb)->frags[frag]);
+}
+
+__rust_helper dma_addr_t rust_helper_skb_frag_dma_map_at(struct device *dev,
+							 const struct sk_buff *skb,
+							 unsigned int frag)
+{
+	return skb_frag_dma_map(dev, &skb_shinfo(skb)->frags[frag], 0,
+				skb_frag_size(&skb_shinfo(skb)->frags[frag]), DMA_TO_DEVICE);
+}
+
+__rust_helper bool rust_helper_skb_has_frag_list(const struct sk_buff *skb)
+{
+	return skb_has_frag_list(skb);
+}
+
+__rust_helper unsigned short rust_helper_skb_gso_size(const struct sk_buff *skb)
+{
+	return skb_shinfo(skb)->gso_size;
+}
+
+__rust_helper unsigned short rust_helper_skb_gso_segs(const struct sk_buff *skb)
+{
+	return skb_shinfo(skb)->gso_segs;
+}
+
+__rust_helper unsigned int rust_helper_skb_gso_type(const struct sk_buff *skb)
+{
+	return skb_shinfo(skb)->gso_type;
 }

@@ -11,8 +11,10 @@ use core::marker::PhantomData;
 use core::ops::Deref;
 use core::ptr::{self, NonNull};
 use kernel::device;
+use kernel::devres::Devres;
 use kernel::error::{from_result, to_result};
 use kernel::prelude::*;
+use kernel::sync::atomic::{Atomic, Relaxed};
 use kernel::types::Opaque;
 
 /// A driver of Ethernet devices; the type is that of its data of each device.
@@ -129,6 +131,76 @@ pub trait VlanOps: Driver {
     fn remove_vlan(dev: &Device<Self>, rtnl: &Rtnl, vlan: u16);
 }
 
+/// A device whose [offloads](Offloads) do not only concern frames of the driver's: some are set in the device.
+pub trait OffloadOps: Driver {
+    /// Others are wanted, of those that it has. RTNL is held; may sleep.
+    fn set_offloads(dev: &Device<Self>, rtnl: &Rtnl, wanted: Offloads) -> Result;
+}
+
+/// A device that cuts frames into segments, but not every one.
+pub trait SegmentOps: Driver {
+    /// Whether it can cut this one; else that is done before. In softirqs, or with bottom halves disabled.
+    fn can_segment(dev: &Device<Self>, frame: &ToSegment) -> bool;
+}
+
+/// A frame that is to be cut into segments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ToSegment {
+    /// Bytes of data in each.
+    pub size: u16,
+    /// Bytes of all of it.
+    pub length: usize,
+    /// Bytes of the header of IP, with options and extensions.
+    pub ip_header: usize,
+    /// Whether that is of version 6.
+    pub is_ipv6: bool,
+}
+
+/// A driver that wants to know of queues that are stuck.
+pub trait TimeoutOps: Driver {
+    /// A queue was [stopped](Device::stop_queue) for seconds, while there was a carrier. In softirqs.
+    fn tx_timeout(dev: &Device<Self>, queue: u16);
+}
+
+/// What a device does for who sends and receives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Offloads(u64);
+
+impl Offloads {
+    /// Nothing.
+    pub const NONE: Self = Self(0);
+    /// Frames that are to be sent may be in several pieces.
+    pub const SCATTER_GATHER: Self = Self(1 << bindings::NETIF_F_SG_BIT);
+    /// It computes a checksum, wherever that is in a frame.
+    pub const CHECKSUM: Self = Self(1 << bindings::NETIF_F_HW_CSUM_BIT);
+    /// It cuts streams of TCP into segments, over both versions of IP. Needs the two above.
+    pub const TCP_SEGMENTATION: Self =
+        Self(1 << bindings::NETIF_F_TSO_BIT | 1 << bindings::NETIF_F_TSO6_BIT);
+    /// It inserts tags of VLANs.
+    pub const VLAN_INSERT: Self = Self(1 << bindings::NETIF_F_HW_VLAN_CTAG_TX_BIT);
+    /// It takes tags of VLANs out.
+    pub const VLAN_STRIP: Self = Self(1 << bindings::NETIF_F_HW_VLAN_CTAG_RX_BIT);
+    /// It checks checksums of what it receives.
+    pub const RX_CHECKSUM: Self = Self(1 << bindings::NETIF_F_RXCSUM_BIT);
+    /// It computes a hash over the addresses and ports of what it receives.
+    pub const RX_HASH: Self = Self(1 << bindings::NETIF_F_RXHASH_BIT);
+
+    /// Those of frames that have a tag as well.
+    const OF_VLANS: Self = Self::SCATTER_GATHER
+        .with(Self::CHECKSUM)
+        .with(Self::TCP_SEGMENTATION);
+
+    /// These and others.
+    pub const fn with(self, others: Self) -> Self {
+        Self(self.0 | others.0)
+    }
+
+    /// Whether all of those are among these.
+    pub const fn has(self, those: Self) -> bool {
+        self.0 & those.0 == those.0
+    }
+}
+
 /// Which frames are wanted.
 pub struct RxMode<'a> {
     /// All.
@@ -218,6 +290,10 @@ unsafe impl<D: Driver> Sync for Device<D> {}
 pub(super) struct Private<D: Driver> {
     /// Never grows after it was made: NAPI knows where they are.
     napis: KVec<Napi<D>>,
+    /// Whether the driver was told to [open](Driver::open) it, and not to stop it since. Changed with RTNL held.
+    started: Atomic<u32>,
+    /// Whether it is registered for no longer than its parent is bound. Set before it is registered.
+    managed: Atomic<u32>,
     #[pin]
     data: D,
 }
@@ -242,6 +318,19 @@ impl<D: Driver> Device<D> {
     fn private(&self) -> &Private<D> {
         // SAFETY: By the type invariant the private part is initialised; nobody has it as `&mut`.
         unsafe { &*bindings::netdev_priv(self.as_raw()).cast() }
+    }
+
+    /// The device on the bus that it is the interface of, where it is [registered for
+    /// that](Unregistered::register_managed).
+    pub fn parent(&self) -> Option<&device::Device<device::Bound>> {
+        if self.private().managed.load(Relaxed) == 0 {
+            return None;
+        }
+        // SAFETY: The reference keeps the device, whose parent was set when it was made.
+        let parent = unsafe { bindings::netdev_parent(self.as_raw()) };
+        // SAFETY: It is registered, or about to be or not to be any more: where `register_managed` says so its end
+        // comes before that of the binding, and waits for callbacks and for all who hold it.
+        (!parent.is_null()).then(|| unsafe { device::Device::from_raw(parent) })
     }
 
     /// Its queues that are polled.
@@ -353,6 +442,119 @@ impl<D: Driver> Device<D> {
             bindings::skb_set_protocol(skb.as_raw(), protocol);
         }
         Some(skb)
+    }
+
+    /// Whether another frame is to be sent at once after the one that is being sent, so that the device need not be told
+    /// of it before. To be called by `start_xmit`.
+    pub fn has_more_to_send(&self) -> bool {
+        // SAFETY: The function looks at a word of this processor, or of this task.
+        unsafe { bindings::netdev_xmit_more() }
+    }
+
+    /// Its offloads that are on.
+    #[inline]
+    pub fn offloads(&self) -> Offloads {
+        // SAFETY: The reference keeps the device.
+        Offloads(unsafe { bindings::netdev_features(self.as_raw()) })
+    }
+
+    /// By how many of its queues it sends now.
+    pub fn tx_queues(&self) -> u16 {
+        // SAFETY: The reference keeps the device. The number is that of `Config` at most.
+        unsafe { bindings::netdev_real_num_tx_queues(self.as_raw()) as u16 }
+    }
+
+    /// From now on it sends and receives by so many queues, of those that it was made with.
+    pub fn set_queues(&self, _rtnl: &Rtnl, queues: u16) -> Result {
+        if queues == 0 || !self.check_queue(queues - 1) {
+            return Err(EINVAL);
+        }
+        // SAFETY: The reference keeps the device, and RTNL is held. It has that many to send by, and the function looks
+        // whether it has to receive by.
+        unsafe {
+            to_result(bindings::netif_set_real_num_rx_queues(
+                self.as_raw(),
+                queues.into(),
+            ))?;
+            to_result(bindings::netif_set_real_num_tx_queues(
+                self.as_raw(),
+                queues.into(),
+            ))
+        }
+    }
+
+    /// Has the driver open it, and queues polled and frames sent.
+    fn start(&self, rtnl: &Rtnl) -> Result {
+        if self.private().started.load(Relaxed) != 0 {
+            return Ok(());
+        }
+        D::open(self, rtnl)?;
+        self.private().started.store(1, Relaxed);
+        for napi in self.napis() {
+            // SAFETY: It was added when the device was made, and is disabled, as the device was not started.
+            unsafe { bindings::napi_enable(napi.as_raw()) };
+        }
+        // SAFETY: The reference keeps the device.
+        unsafe { bindings::netif_tx_start_all_queues(self.as_raw()) };
+        for napi in self.napis() {
+            // What happened before it was enabled has told nobody.
+            napi.schedule_from_task();
+        }
+        Ok(())
+    }
+
+    /// Has no frames sent and no queue polled any more, and the driver stop it, unless that is so.
+    fn halt(&self, rtnl: &Rtnl) {
+        if self.private().started.load(Relaxed) == 0 {
+            return;
+        }
+        // SAFETY: The reference keeps the device. When this returns nobody is in `start_xmit`, or will be.
+        unsafe { bindings::netif_tx_disable(self.as_raw()) };
+        for napi in self.napis() {
+            // SAFETY: It was enabled when the device was started. When this returns it is not polled, nor will be.
+            unsafe { bindings::napi_disable(napi.as_raw()) };
+        }
+        // A queue may have been polled meanwhile, and have woken another.
+        // SAFETY: The reference keeps the device.
+        unsafe { bindings::netif_tx_disable(self.as_raw()) };
+        D::stop(self, rtnl);
+        self.private().started.store(0, Relaxed);
+    }
+
+    /// Opens it where it is up and could not be [restarted](Self::restart).
+    pub fn reopen(&self, rtnl: &Rtnl) -> Result {
+        if self.is_running() {
+            self.start(rtnl)?;
+        }
+        Ok(())
+    }
+
+    /// Makes a change that its queues must not see: where it is up it is stopped before and opened afterwards, which may
+    /// fail. It has no queues that are polled then, until it was brought down and up.
+    pub fn restart<R>(&self, rtnl: &Rtnl, change: impl FnOnce() -> R) -> Result<R> {
+        let started = self.private().started.load(Relaxed) != 0;
+        self.halt(rtnl);
+        let result = change();
+        if started {
+            self.start(rtnl)?;
+        }
+        Ok(result)
+    }
+
+    /// There is no hardware behind it any more: where it is up it is stopped, and users are told `ENODEV` until there is
+    /// ([`Self::attach`]). What they have set of it stays.
+    pub fn detach(&self, rtnl: &Rtnl) {
+        // SAFETY: The reference keeps the device.
+        unsafe { bindings::netif_device_detach(self.as_raw()) };
+        self.halt(rtnl);
+    }
+
+    /// There is hardware behind it, again: where it is up it is opened.
+    pub fn attach(&self, rtnl: &Rtnl) -> Result {
+        self.reopen(rtnl)?;
+        // SAFETY: The reference keeps the device.
+        unsafe { bindings::netif_device_attach(self.as_raw()) };
+        Ok(())
     }
 
     fn is_registered(&self, _rtnl: &Rtnl) -> bool {
@@ -493,6 +695,10 @@ pub struct Config<'a> {
     pub tx_queues: u16,
     /// By how many it receives; at least one.
     pub rx_queues: u16,
+    /// What it does for who sends and receives. All can be turned off, and are on.
+    pub offloads: Offloads,
+    /// Most bytes of a frame that is to be cut into segments; zero: as many as there may be.
+    pub most_to_segment: u32,
     /// The device on the bus that it is the interface of.
     pub parent: Option<&'a device::Device<device::Bound>>,
 }
@@ -561,7 +767,12 @@ impl<D: Driver> Unregistered<D> {
             )
         };
         let raw = NonNull::new(raw).ok_or(ENOMEM)?;
-        let private = pin_init!(Private { napis, data <- data }? E);
+        let private = pin_init!(Private {
+            napis,
+            started: Atomic::new(0),
+            managed: Atomic::new(0),
+            data <- data,
+        }? E);
         // SAFETY: The private part was allocated for this type and is not initialised; it does not move, as nothing
         // moves a device.
         let initialised = unsafe {
@@ -579,6 +790,14 @@ impl<D: Driver> Unregistered<D> {
         unsafe {
             bindings::netdev_set_priv_flags(raw.as_ptr());
             bindings::netdev_set_mtu_range(raw.as_ptr(), mtu, bindings::ETH_MIN_MTU, max_mtu);
+        }
+        let of_vlans = config.offloads.0 & Offloads::OF_VLANS.0;
+        // SAFETY: The device is ours, and nobody else knows it yet.
+        unsafe {
+            bindings::netdev_set_offloads(raw.as_ptr(), config.offloads.0, of_vlans);
+            if config.most_to_segment != 0 {
+                bindings::netif_set_tso_max_size(raw.as_ptr(), config.most_to_segment);
+            }
         }
         if ops.filters_vlans {
             // SAFETY: The device is ours, and nobody else knows it yet.
@@ -618,6 +837,27 @@ impl<D: Driver> Unregistered<D> {
         }
         // INVARIANT: Registered just now.
         Ok(Registration(self.0))
+    }
+}
+
+impl<D: Driver> Unregistered<D> {
+    /// Makes the device known as [`Self::register`] does, for no longer than `parent` is bound, which it was made for:
+    /// `EINVAL` where that is another one.
+    pub fn register_managed(
+        self,
+        parent: &device::Device<device::Bound>,
+    ) -> Result<Devres<Registration<D>>> {
+        let raw = self.0 .0.as_ptr();
+        // SAFETY: By the type invariant the device is ours.
+        let own = unsafe { bindings::netdev_parent(raw) };
+        if !ptr::eq(own, ptr::from_ref(parent).cast::<bindings::device>()) {
+            return Err(EINVAL);
+        }
+        // SAFETY: By the type invariant the device is initialised; nobody has a reference to it.
+        let device = unsafe { Device::<D>::from_raw(raw) };
+        device.private().managed.store(1, Relaxed);
+        // Where this fails it is not registered any more, while the parent is bound.
+        Devres::new(parent, self.register()?)
     }
 }
 
@@ -687,6 +927,30 @@ impl<D: RxModeOps> Ops<D> {
     }
 }
 
+impl<D: OffloadOps> Ops<D> {
+    /// Has the driver told of offloads that are turned on or off.
+    pub const fn with_offloads(mut self) -> Self {
+        self.netdev.ndo_set_features = Some(set_features::<D>);
+        self
+    }
+}
+
+impl<D: SegmentOps> Ops<D> {
+    /// Has the driver asked which frames the device can cut; without, it is given all that are not too long.
+    pub const fn with_segments(mut self) -> Self {
+        self.netdev.ndo_features_check = Some(features_check::<D>);
+        self
+    }
+}
+
+impl<D: TimeoutOps> Ops<D> {
+    /// Has the driver told of queues that are stuck.
+    pub const fn with_timeout(mut self) -> Self {
+        self.netdev.ndo_tx_timeout = Some(tx_timeout::<D>);
+        self
+    }
+}
+
 impl<D: VlanOps> Ops<D> {
     /// Has the driver told which VLANs are wanted.
     pub const fn with_vlans(mut self) -> Self {
@@ -708,20 +972,7 @@ unsafe extern "C" fn open<D: Driver>(dev: *mut bindings::net_device) -> c_int {
     let device = unsafe { Device::<D>::from_raw(dev) };
     // SAFETY: The caller vouches that RTNL is held.
     let rtnl = unsafe { Rtnl::assume_held() };
-    from_result(|| {
-        D::open(device, &rtnl)?;
-        for napi in device.napis() {
-            // SAFETY: It was added when the device was made, and is disabled, as the device was not up.
-            unsafe { bindings::napi_enable(napi.as_raw()) };
-        }
-        // SAFETY: The caller vouches for the device.
-        unsafe { bindings::netif_tx_start_all_queues(dev) };
-        for napi in device.napis() {
-            // What happened before it was enabled has told nobody.
-            napi.schedule_from_task();
-        }
-        Ok(0)
-    })
+    from_result(|| device.start(&rtnl).map(|()| 0))
 }
 
 /// # Safety
@@ -732,13 +983,7 @@ unsafe extern "C" fn stop<D: Driver>(dev: *mut bindings::net_device) -> c_int {
     let device = unsafe { Device::<D>::from_raw(dev) };
     // SAFETY: The caller vouches that RTNL is held.
     let rtnl = unsafe { Rtnl::assume_held() };
-    // SAFETY: The caller vouches for the device. When this returns nobody is in `start_xmit`, or will be.
-    unsafe { bindings::netif_tx_disable(dev) };
-    for napi in device.napis() {
-        // SAFETY: It was enabled when the device was opened. When this returns it is not polled, nor will be.
-        unsafe { bindings::napi_disable(napi.as_raw()) };
-    }
-    D::stop(device, &rtnl);
+    device.halt(&rtnl);
     0
 }
 
@@ -873,4 +1118,64 @@ unsafe extern "C" fn kill_vid<D: VlanOps>(
     let rtnl = unsafe { Rtnl::assume_held() };
     D::remove_vlan(device, &rtnl, vlan);
     0
+}
+
+/// # Safety
+///
+/// To be called by the core as an operation of a device of `D`, with RTNL held.
+unsafe extern "C" fn set_features<D: OffloadOps>(
+    dev: *mut bindings::net_device,
+    features: bindings::netdev_features_t,
+) -> c_int {
+    // SAFETY: The caller vouches for the device.
+    let device = unsafe { Device::<D>::from_raw(dev) };
+    // SAFETY: The caller vouches that RTNL is held.
+    let rtnl = unsafe { Rtnl::assume_held() };
+    from_result(|| D::set_offloads(device, &rtnl, Offloads(features)).map(|()| 0))
+}
+
+/// # Safety
+///
+/// To be called by the core as an operation of a device of `D`, with a buffer that is to be sent by it.
+unsafe extern "C" fn features_check<D: SegmentOps>(
+    skb: *mut bindings::sk_buff,
+    dev: *mut bindings::net_device,
+    features: bindings::netdev_features_t,
+) -> bindings::netdev_features_t {
+    // SAFETY: The caller vouches for both.
+    let (device, features) = unsafe {
+        (
+            Device::<D>::from_raw(dev),
+            bindings::vlan_features_check(skb, features),
+        )
+    };
+    // SAFETY: The caller vouches for the buffer.
+    if !unsafe { bindings::skb_is_gso(skb) } {
+        return features;
+    }
+    // SAFETY: The caller vouches for the buffer, which as one that is to be cut has headers.
+    let frame = unsafe {
+        let ip = bindings::skb_network_offset(skb);
+        ToSegment {
+            size: bindings::skb_gso_size(skb),
+            length: bindings::skb_length(skb) as usize,
+            ip_header: (bindings::skb_transport_offset(skb) - ip).max(0) as usize,
+            is_ipv6: bindings::skb_gso_type(skb) & bindings::SKB_GSO_TCPV6 as u32 != 0,
+        }
+    };
+    if D::can_segment(device, &frame) {
+        features
+    } else {
+        // SAFETY: The function gives a constant.
+        features & !unsafe { bindings::netif_f_gso_mask() }
+    }
+}
+
+/// # Safety
+///
+/// To be called by the core as an operation of a device of `D`.
+unsafe extern "C" fn tx_timeout<D: TimeoutOps>(dev: *mut bindings::net_device, queue: c_uint) {
+    // SAFETY: The caller vouches for the device.
+    let device = unsafe { Device::<D>::from_raw(dev) };
+    D::tx_timeout(device, queue as u16);
 }

@@ -4,7 +4,7 @@
 //!
 //! C header: [`include/linux/ethtool.h`](srctree/include/linux/ethtool.h)
 
-use super::{Device, Driver, Ops};
+use super::{Device, Driver, Ops, Rtnl};
 use crate::bindings;
 use crate::kernel_ext::errno::eopnotsupp;
 use kernel::error::from_result;
@@ -15,8 +15,8 @@ pub trait EthtoolOps: Driver {
     /// The driver's name.
     const NAME: &'static str;
 
-    /// How many numbers [`Self::ethtool_statistics`] gives.
-    const STATISTICS: usize;
+    /// How many numbers [`Self::ethtool_statistics`] gives: always as many, of one device.
+    fn ethtool_count(dev: &Device<Self>) -> usize;
 
     /// The version of the firmware, or of what there is in place of it, and where the device is.
     fn driver_info(_dev: &Device<Self>) -> DriverInfo {
@@ -24,9 +24,9 @@ pub trait EthtoolOps: Driver {
     }
 
     /// Names them, in their order.
-    fn ethtool_names(names: &mut StatisticsNames<'_>);
+    fn ethtool_names(dev: &Device<Self>, names: &mut StatisticsNames<'_>);
 
-    /// What was counted; there are [`Self::STATISTICS`] values. RTNL is held; may sleep.
+    /// What was counted; there are [`Self::ethtool_count`] values. RTNL is held; may sleep.
     fn ethtool_statistics(dev: &Device<Self>, values: &mut [u64]);
 
     /// What the link is like.
@@ -50,8 +50,82 @@ pub trait EthtoolOps: Driver {
 pub struct DriverInfo {
     /// The version of the firmware.
     pub firmware: &'static str,
-    /// Where the device is.
+    /// The same in numbers, where it is known in no other way.
+    pub version: Option<[u16; 3]>,
+    /// Where the device is. Empty: where its parent is.
     pub bus: &'static str,
+}
+
+/// The sizes of rings.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RingSizes {
+    /// Entries of those that frames are received by.
+    pub rx: u32,
+    /// Entries of those that frames are sent by.
+    pub tx: u32,
+}
+
+/// A device with rings whose sizes can be changed (`ethtool -g`, `-G`).
+pub trait RingOps: Driver {
+    /// The sizes now, and the largest that there are.
+    fn ring_sizes(dev: &Device<Self>) -> (RingSizes, RingSizes);
+
+    /// Others, which are not larger than the largest. RTNL is held; may sleep.
+    fn set_ring_sizes(dev: &Device<Self>, rtnl: &Rtnl, sizes: RingSizes) -> Result;
+}
+
+/// How interrupts are put off.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Coalescing {
+    /// For up to so many microseconds.
+    pub microseconds: u32,
+    /// But not where so many frames have arrived; zero: however many.
+    pub frames: u32,
+}
+
+/// A device that puts interrupts off (`ethtool -c`, `-C`).
+pub trait CoalesceOps: Driver {
+    /// How it does now. RTNL is held; may sleep.
+    fn coalescing(dev: &Device<Self>) -> Result<Coalescing>;
+
+    /// Has it do so. RTNL is held; may sleep.
+    fn set_coalescing(dev: &Device<Self>, rtnl: &Rtnl, coalescing: Coalescing) -> Result;
+}
+
+/// A device whose number of queues can be changed (`ethtool -l`, `-L`), each of which both sends and receives.
+pub trait ChannelsOps: Driver {
+    /// The most that there can be.
+    fn most_channels(dev: &Device<Self>) -> u16;
+
+    /// Another number, from one to that. RTNL is held; may sleep.
+    fn set_channels(dev: &Device<Self>, rtnl: &Rtnl, channels: u16) -> Result;
+}
+
+/// A device that spreads what it receives over its queues by a hash, of Toeplitz (`ethtool -x`, `-X`).
+pub trait RssOps: Driver {
+    /// Bytes of the key.
+    const KEY: usize;
+
+    /// Entries of the table; as many as there always are.
+    fn rss_entries(dev: &Device<Self>) -> usize;
+
+    /// Writes the table, the number of a queue for each value of the hash, and the key. RTNL is held; may sleep.
+    fn rss(dev: &Device<Self>, table: Option<&mut [u32]>, key: Option<&mut [u8]>);
+
+    /// Sets those of them that are there; all entries of the table are numbers of queues that it receives by. RTNL is
+    /// held; may sleep.
+    fn set_rss(
+        dev: &Device<Self>,
+        rtnl: &Rtnl,
+        table: Option<&[u32]>,
+        key: Option<&[u8]>,
+    ) -> Result;
+}
+
+/// Fills a key for [`RssOps`] with random bytes, the same for all devices of the machine.
+pub fn fill_rss_key(key: &mut [u8]) {
+    // SAFETY: There is room for so many bytes, which fit any key.
+    unsafe { bindings::netdev_rss_key_fill(key.as_mut_ptr().cast(), key.len()) };
 }
 
 /// What a link is like.
@@ -84,6 +158,49 @@ impl<D: EthtoolOps> Ops<D> {
         self.ethtool.get_link_ksettings = Some(get_link_ksettings::<D>);
         self.ethtool.get_tunable = Some(get_tunable::<D>);
         self.ethtool.set_tunable = Some(set_tunable::<D>);
+        self
+    }
+}
+
+impl<D: RingOps> Ops<D> {
+    /// Has `ethtool` show and change the sizes of rings.
+    pub const fn with_rings(mut self) -> Self {
+        self.ethtool.get_ringparam = Some(get_ringparam::<D>);
+        self.ethtool.set_ringparam = Some(set_ringparam::<D>);
+        self
+    }
+}
+
+/// `ETHTOOL_COALESCE_RX_USECS` and `ETHTOOL_COALESCE_RX_MAX_FRAMES`, which are made by a macro in C.
+const COALESCE_RX: u32 = 1 << 0 | 1 << 1;
+
+impl<D: CoalesceOps> Ops<D> {
+    /// Has `ethtool` show and change how interrupts are put off.
+    pub const fn with_coalescing(mut self) -> Self {
+        self.ethtool.supported_coalesce_params = COALESCE_RX;
+        self.ethtool.get_coalesce = Some(get_coalesce::<D>);
+        self.ethtool.set_coalesce = Some(set_coalesce::<D>);
+        self
+    }
+}
+
+impl<D: ChannelsOps> Ops<D> {
+    /// Has `ethtool` show and change the number of queues.
+    pub const fn with_channels(mut self) -> Self {
+        self.ethtool.get_channels = Some(get_channels::<D>);
+        self.ethtool.set_channels = Some(set_channels::<D>);
+        self
+    }
+}
+
+impl<D: RssOps> Ops<D> {
+    /// Has `ethtool` show and change how what is received is spread.
+    pub const fn with_rss(mut self) -> Self {
+        self.ethtool.get_rx_ring_count = Some(get_rx_ring_count::<D>);
+        self.ethtool.get_rxfh_key_size = Some(get_rxfh_key_size::<D>);
+        self.ethtool.get_rxfh_indir_size = Some(get_rxfh_indir_size::<D>);
+        self.ethtool.get_rxfh = Some(get_rxfh::<D>);
+        self.ethtool.set_rxfh = Some(set_rxfh::<D>);
         self
     }
 }
@@ -132,6 +249,19 @@ unsafe extern "C" fn get_drvinfo<D: EthtoolOps>(
     info.driver = [0; 32];
     write_text(D::NAME, &mut info.driver);
     write_text(said.firmware, &mut info.fw_version);
+    if let Some([major, minor, patch]) = said.version {
+        // SAFETY: There is room for as many bytes as are written; the format takes three numbers of that type.
+        unsafe {
+            bindings::snprintf(
+                info.fw_version.as_mut_ptr(),
+                info.fw_version.len(),
+                c"%u.%u.%u".as_ptr().cast(),
+                c_uint::from(major),
+                c_uint::from(minor),
+                c_uint::from(patch),
+            );
+        }
+    }
     write_text(said.bus, &mut info.bus_info);
 }
 
@@ -139,11 +269,12 @@ unsafe extern "C" fn get_drvinfo<D: EthtoolOps>(
 ///
 /// To be called by the core as an operation of a device of `D`.
 unsafe extern "C" fn get_sset_count<D: EthtoolOps>(
-    _dev: *mut bindings::net_device,
+    dev: *mut bindings::net_device,
     set: c_int,
 ) -> c_int {
     if set as u32 == bindings::ethtool_stringset_ETH_SS_STATS {
-        D::STATISTICS as c_int
+        // SAFETY: The caller vouches for the device.
+        D::ethtool_count(unsafe { Device::<D>::from_raw(dev) }) as c_int
     } else {
         eopnotsupp().to_errno()
     }
@@ -153,19 +284,21 @@ unsafe extern "C" fn get_sset_count<D: EthtoolOps>(
 ///
 /// To be called by the core as an operation of a device of `D`, with room for as many names as `get_sset_count` says.
 unsafe extern "C" fn get_strings<D: EthtoolOps>(
-    _dev: *mut bindings::net_device,
+    dev: *mut bindings::net_device,
     set: u32,
     names: *mut u8,
 ) {
     if set != bindings::ethtool_stringset_ETH_SS_STATS {
         return;
     }
+    // SAFETY: The caller vouches for the device.
+    let device = unsafe { Device::<D>::from_raw(dev) };
+    let count = D::ethtool_count(device);
     // SAFETY: The caller vouches for the room; any bytes are characters.
-    let names = unsafe {
-        core::slice::from_raw_parts_mut(names.cast::<[c_char; NAME_LENGTH]>(), D::STATISTICS)
-    };
+    let names =
+        unsafe { core::slice::from_raw_parts_mut(names.cast::<[c_char; NAME_LENGTH]>(), count) };
     names.fill([0; NAME_LENGTH]);
-    D::ethtool_names(&mut StatisticsNames { rest: names });
+    D::ethtool_names(device, &mut StatisticsNames { rest: names });
 }
 
 /// # Safety
@@ -178,7 +311,7 @@ unsafe extern "C" fn get_ethtool_stats<D: EthtoolOps>(
 ) {
     // SAFETY: The caller vouches for the device.
     let device = unsafe { Device::<D>::from_raw(dev) };
-    let count = D::STATISTICS;
+    let count = D::ethtool_count(device);
     // SAFETY: The caller vouches for what it says of the room.
     if unsafe { (*stats).n_stats } as usize != count {
         return;
@@ -264,5 +397,195 @@ unsafe extern "C" fn set_tunable<D: EthtoolOps>(
         // SAFETY: The caller vouches for the value, which for this kind is a `u32`.
         let bytes = unsafe { value.cast::<u32>().read_unaligned() };
         D::set_tx_copybreak(device, bytes).map(|()| 0)
+    })
+}
+
+/// # Safety
+///
+/// To be called by the core as an operation of a device of `D`, with parameters to be filled in.
+unsafe extern "C" fn get_ringparam<D: RingOps>(
+    dev: *mut bindings::net_device,
+    param: *mut bindings::ethtool_ringparam,
+    _kernel: *mut bindings::kernel_ethtool_ringparam,
+    _extack: *mut bindings::netlink_ext_ack,
+) {
+    // SAFETY: The caller vouches for both.
+    let (device, param) = unsafe { (Device::<D>::from_raw(dev), &mut *param) };
+    let (now, most) = D::ring_sizes(device);
+    param.rx_max_pending = most.rx;
+    param.tx_max_pending = most.tx;
+    param.rx_pending = now.rx;
+    param.tx_pending = now.tx;
+}
+
+/// # Safety
+///
+/// To be called by the core as an operation of a device of `D`, with RTNL held and parameters within the limits that
+/// [`get_ringparam`] gives.
+unsafe extern "C" fn set_ringparam<D: RingOps>(
+    dev: *mut bindings::net_device,
+    param: *mut bindings::ethtool_ringparam,
+    _kernel: *mut bindings::kernel_ethtool_ringparam,
+    _extack: *mut bindings::netlink_ext_ack,
+) -> c_int {
+    // SAFETY: The caller vouches for both.
+    let (device, param) = unsafe { (Device::<D>::from_raw(dev), &*param) };
+    // SAFETY: The caller vouches that RTNL is held.
+    let rtnl = unsafe { Rtnl::assume_held() };
+    let sizes = RingSizes {
+        rx: param.rx_pending,
+        tx: param.tx_pending,
+    };
+    from_result(|| D::set_ring_sizes(device, &rtnl, sizes).map(|()| 0))
+}
+
+/// # Safety
+///
+/// To be called by the core as an operation of a device of `D`, with parameters to be filled in.
+unsafe extern "C" fn get_coalesce<D: CoalesceOps>(
+    dev: *mut bindings::net_device,
+    coalesce: *mut bindings::ethtool_coalesce,
+    _kernel: *mut bindings::kernel_ethtool_coalesce,
+    _extack: *mut bindings::netlink_ext_ack,
+) -> c_int {
+    // SAFETY: The caller vouches for both.
+    let (device, coalesce) = unsafe { (Device::<D>::from_raw(dev), &mut *coalesce) };
+    from_result(|| {
+        let said = D::coalescing(device)?;
+        coalesce.rx_coalesce_usecs = said.microseconds;
+        coalesce.rx_max_coalesced_frames = said.frames;
+        Ok(0)
+    })
+}
+
+/// # Safety
+///
+/// To be called by the core as an operation of a device of `D`, with RTNL held.
+unsafe extern "C" fn set_coalesce<D: CoalesceOps>(
+    dev: *mut bindings::net_device,
+    coalesce: *mut bindings::ethtool_coalesce,
+    _kernel: *mut bindings::kernel_ethtool_coalesce,
+    _extack: *mut bindings::netlink_ext_ack,
+) -> c_int {
+    // SAFETY: The caller vouches for both.
+    let (device, coalesce) = unsafe { (Device::<D>::from_raw(dev), &*coalesce) };
+    // SAFETY: The caller vouches that RTNL is held.
+    let rtnl = unsafe { Rtnl::assume_held() };
+    let wanted = Coalescing {
+        microseconds: coalesce.rx_coalesce_usecs,
+        frames: coalesce.rx_max_coalesced_frames,
+    };
+    from_result(|| D::set_coalescing(device, &rtnl, wanted).map(|()| 0))
+}
+
+/// # Safety
+///
+/// To be called by the core as an operation of a device of `D`, with numbers to be filled in.
+unsafe extern "C" fn get_channels<D: ChannelsOps>(
+    dev: *mut bindings::net_device,
+    channels: *mut bindings::ethtool_channels,
+) {
+    // SAFETY: The caller vouches for both.
+    let (device, channels) = unsafe { (Device::<D>::from_raw(dev), &mut *channels) };
+    channels.max_combined = D::most_channels(device).into();
+    channels.combined_count = device.tx_queues().into();
+}
+
+/// # Safety
+///
+/// To be called by the core as an operation of a device of `D`, with RTNL held and numbers within the limits that
+/// [`get_channels`] gives.
+unsafe extern "C" fn set_channels<D: ChannelsOps>(
+    dev: *mut bindings::net_device,
+    channels: *mut bindings::ethtool_channels,
+) -> c_int {
+    // SAFETY: The caller vouches for both.
+    let (device, channels) = unsafe { (Device::<D>::from_raw(dev), &*channels) };
+    // SAFETY: The caller vouches that RTNL is held.
+    let rtnl = unsafe { Rtnl::assume_held() };
+    from_result(|| {
+        let count = u16::try_from(channels.combined_count).map_err(|_| EINVAL)?;
+        if count == 0 || count > D::most_channels(device) {
+            return Err(EINVAL);
+        }
+        D::set_channels(device, &rtnl, count).map(|()| 0)
+    })
+}
+
+/// # Safety
+///
+/// To be called by the core as an operation of a device of `D`.
+unsafe extern "C" fn get_rx_ring_count<D: RssOps>(dev: *mut bindings::net_device) -> u32 {
+    // SAFETY: The caller vouches for the device.
+    unsafe { Device::<D>::from_raw(dev) }.tx_queues().into()
+}
+
+/// # Safety
+///
+/// To be called by the core as an operation of a device of `D`.
+unsafe extern "C" fn get_rxfh_key_size<D: RssOps>(_dev: *mut bindings::net_device) -> u32 {
+    D::KEY as u32
+}
+
+/// # Safety
+///
+/// To be called by the core as an operation of a device of `D`.
+unsafe extern "C" fn get_rxfh_indir_size<D: RssOps>(dev: *mut bindings::net_device) -> u32 {
+    // SAFETY: The caller vouches for the device.
+    D::rss_entries(unsafe { Device::<D>::from_raw(dev) }) as u32
+}
+
+/// `ETH_RSS_HASH_TOP`, which is made by a macro in C.
+const HASH_TOEPLITZ: u8 = 1 << bindings::ETH_RSS_HASH_TOP_BIT;
+
+/// # Safety
+///
+/// To be called by the core as an operation of a device of `D`, with room for as many entries and bytes as it says, or none.
+unsafe extern "C" fn get_rxfh<D: RssOps>(
+    dev: *mut bindings::net_device,
+    param: *mut bindings::ethtool_rxfh_param,
+) -> c_int {
+    // SAFETY: The caller vouches for both.
+    let (device, param) = unsafe { (Device::<D>::from_raw(dev), &mut *param) };
+    param.hfunc = HASH_TOEPLITZ;
+    let table = (!param.indir.is_null()).then(|| {
+        // SAFETY: The caller vouches for the room, which is for as many entries as there are.
+        unsafe { core::slice::from_raw_parts_mut(param.indir, D::rss_entries(device)) }
+    });
+    let key = (!param.key.is_null()).then(|| {
+        // SAFETY: The caller vouches for the room, which is for as many bytes as there are.
+        unsafe { core::slice::from_raw_parts_mut(param.key, D::KEY) }
+    });
+    D::rss(device, table, key);
+    0
+}
+
+/// # Safety
+///
+/// To be called by the core as an operation of a device of `D`, with RTNL held, and with as many entries and bytes as there
+/// are, or none.
+unsafe extern "C" fn set_rxfh<D: RssOps>(
+    dev: *mut bindings::net_device,
+    param: *mut bindings::ethtool_rxfh_param,
+    _extack: *mut bindings::netlink_ext_ack,
+) -> c_int {
+    // SAFETY: The caller vouches for both.
+    let (device, param) = unsafe { (Device::<D>::from_raw(dev), &*param) };
+    // SAFETY: The caller vouches that RTNL is held.
+    let rtnl = unsafe { Rtnl::assume_held() };
+    from_result(|| {
+        // Zero: as it is.
+        if param.hfunc != 0 && param.hfunc != HASH_TOEPLITZ {
+            return Err(eopnotsupp());
+        }
+        let table = (!param.indir.is_null()).then(|| {
+            // SAFETY: The caller vouches for as many entries as there are.
+            unsafe { core::slice::from_raw_parts(param.indir, D::rss_entries(device)) }
+        });
+        let key = (!param.key.is_null()).then(|| {
+            // SAFETY: The caller vouches for as many bytes as there are.
+            unsafe { core::slice::from_raw_parts(param.key, D::KEY) }
+        });
+        D::set_rss(device, &rtnl, table, key).map(|()| 0)
     })
 }

@@ -13,6 +13,7 @@
 
 mod attachment;
 mod device;
+mod dma;
 mod ethernet;
 mod ethtool;
 mod napi;
@@ -24,6 +25,7 @@ mod tests;
 
 pub use attachment::*;
 pub use device::*;
+pub use dma::*;
 pub use ethernet::*;
 pub use ethtool::*;
 pub use napi::*;

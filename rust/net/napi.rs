@@ -8,6 +8,7 @@ use super::{Device, Driver, Ops, Skb};
 use crate::bindings;
 use core::marker::PhantomData;
 use kernel::container_of;
+use kernel::prelude::*;
 use kernel::types::Opaque;
 
 /// A driver with queues that are polled.
@@ -81,6 +82,16 @@ impl<D: Driver> Napi<D> {
     }
 }
 
+/// Runs `f` while no softirq does on this processor: for locks that those take, too. By tasks.
+pub fn without_bottom_halves<R>(f: impl FnOnce() -> R) -> R {
+    // SAFETY: They may be disabled by any task, and are enabled again below.
+    unsafe { bindings::local_bh_disable() };
+    let result = f();
+    // SAFETY: They were disabled above.
+    unsafe { bindings::local_bh_enable() };
+    result
+}
+
 /// A queue that is being polled.
 pub struct PollContext<'a, D: Driver> {
     napi: &'a Napi<D>,
@@ -97,6 +108,21 @@ impl<D: Driver> PollContext<'_, D> {
     /// Its device.
     pub fn device(&self) -> &Device<D> {
         self.napi.device()
+    }
+
+    /// A socket buffer for a frame that has arrived, empty, with room for `len` bytes. `ENOMEM` where there is none.
+    pub fn buffer(&self, len: usize) -> Result<Skb> {
+        let len = u32::try_from(len).map_err(|_| EINVAL)?;
+        // SAFETY: The queue is being polled, by this processor, as this says.
+        let raw = unsafe { bindings::napi_alloc_skb(self.napi.as_raw(), len) };
+        // SAFETY: It was made just now, and is ours.
+        unsafe { Skb::from_raw(raw) }.ok_or(ENOMEM)
+    }
+
+    /// Frees the buffer of a frame that was sent. `budget` is what the queue is being polled with.
+    pub fn sent(&self, skb: Skb, budget: u32) {
+        // SAFETY: The count passes to the function. The budget says whether this is in a softirq.
+        unsafe { bindings::napi_consume_skb(skb.into_raw(), budget as kernel::ffi::c_int) };
     }
 
     /// A frame has arrived, which begins with its Ethernet header. It may be merged with others of its stream (GRO).
@@ -134,6 +160,7 @@ unsafe extern "C" fn poll<D: NapiOps>(
     let budget = budget as u32;
     let work = D::poll(&context, budget).min(budget) as kernel::ffi::c_int;
     if work == budget as kernel::ffi::c_int {
+        // Also where it is none: netpoll wants to be rid of frames that were sent, and the queue stays scheduled.
         return work;
     }
     // SAFETY: It is being polled here, and less was done than could be; what is returned says the same.

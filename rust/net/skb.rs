@@ -5,7 +5,7 @@
 //! C header: [`include/linux/skbuff.h`](srctree/include/linux/skbuff.h)
 
 use crate::bindings;
-use crate::net::{Device, Driver, EthernetHeader};
+use crate::net::{Device, Driver, EthernetHeader, PROTOCOL_VLAN};
 use core::mem::ManuallyDrop;
 use core::ptr::{self, NonNull};
 use kernel::error::{from_err_ptr, to_result};
@@ -231,6 +231,90 @@ impl Skb {
                 bindings::skb_set_ip_summed(self.as_raw(), bindings::CHECKSUM_UNNECESSARY as u8)
             };
         }
+    }
+
+    /// Most fragments behind what is in one piece.
+    pub const MOST_FRAGMENTS: usize = bindings::MAX_SKB_FRAGS as usize;
+
+    /// Fragments that it has.
+    pub fn fragments(&self) -> usize {
+        // SAFETY: By the type invariant the buffer is valid.
+        unsafe { bindings::skb_nr_frags(self.as_raw()) as usize }
+    }
+
+    /// Whether part of it is in other buffers.
+    pub fn has_list(&self) -> bool {
+        // SAFETY: By the type invariant the buffer is valid.
+        unsafe { bindings::skb_has_frag_list(self.as_raw()) }
+    }
+
+    /// Puts all of it in one piece. `ENOMEM` where there is none for that.
+    pub fn linearise(&mut self) -> Result {
+        // SAFETY: By the type invariant the buffer is valid and ours.
+        to_result(unsafe { bindings::skb_linearize(self.as_raw()) })
+    }
+
+    /// Where a checksum is to be computed: from which byte of the frame on, and where it is stored, from there on.
+    /// Nothing where none is.
+    pub fn checksum_to_finish(&self) -> Option<(u16, u16)> {
+        if self.checksum() != Checksum::Partial {
+            return None;
+        }
+        // SAFETY: By the type invariant the buffer is valid, and of a checksum that is to be computed it has the place.
+        let (start, offset) = unsafe {
+            (
+                bindings::skb_checksum_start_offset(self.as_raw()),
+                bindings::skb_csum_offset(self.as_raw()),
+            )
+        };
+        Some((u16::try_from(start).ok()?, offset))
+    }
+
+    /// Bytes of data in each of the frames that it is to be cut into; nothing where it is one frame.
+    pub fn segment_size(&self) -> Option<u16> {
+        // SAFETY: By the type invariant the buffer is valid.
+        unsafe {
+            bindings::skb_is_gso(self.as_raw()).then(|| bindings::skb_gso_size(self.as_raw()))
+        }
+    }
+
+    /// Frames that it becomes on the wire.
+    pub fn segments(&self) -> usize {
+        // SAFETY: By the type invariant the buffer is valid.
+        usize::from(unsafe { bindings::skb_gso_segs(self.as_raw()) }).max(1)
+    }
+
+    /// The tag that is beside it, 802.1Q's, with all its bits.
+    pub fn vlan(&self) -> Option<u16> {
+        // SAFETY: By the type invariant the buffer is valid.
+        unsafe {
+            let present = bindings::skb_vlan_tag_present(self.as_raw())
+                && u16::from_be(bindings::skb_vlan_proto(self.as_raw())) == PROTOCOL_VLAN;
+            present.then(|| bindings::skb_vlan_tag_get(self.as_raw()))
+        }
+    }
+
+    /// Puts an 802.1Q tag beside it, which the device has taken out.
+    pub fn set_vlan(&mut self, bits: u16) {
+        // SAFETY: By the type invariant the buffer is valid and ours.
+        unsafe { bindings::__vlan_hwaccel_put_tag(self.as_raw(), PROTOCOL_VLAN.to_be(), bits) };
+    }
+
+    /// The device has computed a hash over its addresses, and over its ports where `ports` says so.
+    pub fn set_hash(&mut self, hash: u32, ports: bool) {
+        let kind = if ports {
+            bindings::pkt_hash_types_PKT_HASH_TYPE_L4
+        } else {
+            bindings::pkt_hash_types_PKT_HASH_TYPE_L3
+        };
+        // SAFETY: By the type invariant the buffer is valid and ours.
+        unsafe { bindings::skb_set_hash(self.as_raw(), hash, kind) };
+    }
+
+    /// It was received by that queue of its device.
+    pub fn set_received_by(&mut self, queue: u16) {
+        // SAFETY: By the type invariant the buffer is valid and ours.
+        unsafe { bindings::skb_record_rx_queue(self.as_raw(), queue) };
     }
 
     /// Computes the checksum that is to be computed before the frame leaves the machine, if there is one.

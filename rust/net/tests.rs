@@ -164,9 +164,12 @@ impl VlanOps for Echo {
 
 impl EthtoolOps for Echo {
     const NAME: &'static str = "net_kunit";
-    const STATISTICS: usize = 3;
 
-    fn ethtool_names(names: &mut StatisticsNames<'_>) {
+    fn ethtool_count(_dev: &Device<Self>) -> usize {
+        3
+    }
+
+    fn ethtool_names(_dev: &Device<Self>, names: &mut StatisticsNames<'_>) {
         names.push(&["first"]);
         names.push(&["sec", "ond"]);
         names.push(&["a_name_that_is_much_longer", "_than_there_is_room_for"]);
@@ -176,6 +179,7 @@ impl EthtoolOps for Echo {
     fn driver_info(_dev: &Device<Self>) -> DriverInfo {
         DriverInfo {
             firmware: "17",
+            version: None,
             bus: "nowhere",
         }
     }
@@ -216,6 +220,8 @@ fn config(name: &CStr) -> Config<'_> {
         max_mtu: 9000,
         tx_queues: 1,
         rx_queues: 1,
+        offloads: Offloads::NONE,
+        most_to_segment: 0,
         parent: None,
     }
 }
@@ -644,6 +650,81 @@ mod net_tests {
         })?;
         assert!(attachment.upper().has_seen(InterfaceEvent::ChangeMac));
         assert!(attachment.upper().has_seen(InterfaceEvent::ChangeMtu));
+        Ok(())
+    }
+
+    #[test]
+    fn a_device_without_hardware_is_stopped_and_comes_back_as_it_was() -> Result {
+        let seen = seen()?;
+        let dev = register(c"kunitnet7", &seen)?;
+        let counts = || (seen.opened.load(Relaxed), seen.stopped.load(Relaxed));
+        // One that is down stays so.
+        Rtnl::with(|rtnl| {
+            dev.detach(rtnl);
+            dev.attach(rtnl)
+        })?;
+        assert_eq!(counts(), (0, 0));
+        bring_up(&dev)?;
+        assert_eq!(counts(), (1, 0));
+        Rtnl::with(|rtnl| {
+            dev.detach(rtnl);
+            assert_eq!(counts(), (1, 1));
+            // Once only.
+            dev.detach(rtnl);
+            assert_eq!(counts(), (1, 1));
+            dev.attach(rtnl)?;
+            assert_eq!(counts(), (2, 1));
+            // A change is made while it is stopped.
+            let during = dev.restart(rtnl, counts)?;
+            assert_eq!((during, counts()), ((2, 2), (3, 2)));
+            Ok::<(), Error>(())
+        })?;
+        Rtnl::with(|rtnl| dev.detach(rtnl));
+        // It may go meanwhile.
+        drop(dev);
+        assert_eq!(counts(), (3, 3));
+        Ok(())
+    }
+
+    #[test]
+    fn offloads_are_on_that_a_device_was_made_with() -> Result {
+        let seen = seen()?;
+        let own = Offloads::SCATTER_GATHER.with(Offloads::RX_CHECKSUM);
+        let config = Config {
+            offloads: own,
+            tx_queues: 4,
+            rx_queues: 4,
+            ..config(c"kunitnet8")
+        };
+        let dev = Unregistered::new(&config, queues()?, Echo::new(&seen, 8))?.register()?;
+        assert!(dev.offloads().has(own));
+        assert!(!dev.offloads().has(Offloads::TCP_SEGMENTATION));
+        assert!(!dev.offloads().has(own.with(Offloads::RX_HASH)));
+        // So are queues, of which some can be left out.
+        assert_eq!(dev.tx_queues(), 4);
+        Rtnl::with(|rtnl| {
+            assert_eq!(dev.set_queues(rtnl, 0), Err(EINVAL));
+            assert_eq!(dev.set_queues(rtnl, 5), Err(EINVAL));
+            dev.set_queues(rtnl, 3)
+        })?;
+        assert_eq!(dev.tx_queues(), 3);
+        // Without a parent that it is registered for there is none.
+        assert!(dev.parent().is_none());
+        Ok(())
+    }
+
+    #[test]
+    fn what_a_device_found_out_about_a_frame_goes_with_it() -> Result {
+        let mut skb = empty(64)?;
+        skb.append_slice(&[0; 40])?;
+        assert_eq!((skb.vlan(), skb.segment_size()), (None, None));
+        assert_eq!((skb.segments(), skb.fragments()), (1, 0));
+        skb.set_vlan(0x6005);
+        assert_eq!(skb.vlan(), Some(0x6005));
+        assert_eq!(skb.checksum_to_finish(), None);
+        // SAFETY: The buffer is ours; both are within its bytes.
+        assert!(unsafe { bindings::skb_partial_csum_set(skb.as_raw(), 14, 16) });
+        assert_eq!(skb.checksum_to_finish(), Some((14, 16)));
         Ok(())
     }
 

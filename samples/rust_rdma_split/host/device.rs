@@ -377,9 +377,12 @@ const OWN_NAMES: &[&str] = &[
 
 impl EthtoolOps for Split {
     const NAME: &'static str = "rust_rdma_split_host";
-    const STATISTICS: usize = link::Statistics::COUNT + OWN_NAMES.len();
 
-    fn ethtool_names(names: &mut StatisticsNames<'_>) {
+    fn ethtool_count(_dev: &Device<Self>) -> usize {
+        link::Statistics::COUNT + OWN_NAMES.len()
+    }
+
+    fn ethtool_names(_dev: &Device<Self>, names: &mut StatisticsNames<'_>) {
         for (prefix, name) in link::Statistics::names() {
             names.push(&[prefix, name]);
         }
@@ -390,8 +393,8 @@ impl EthtoolOps for Split {
 
     fn driver_info(_dev: &Device<Self>) -> DriverInfo {
         DriverInfo {
-            firmware: "",
             bus: "rdma",
+            ..DriverInfo::default()
         }
     }
 

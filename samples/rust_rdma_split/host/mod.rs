@@ -11,7 +11,7 @@ mod device;
 
 use crate::frames::{copy_frame, MAX_MTU};
 use crate::link::{Frame, Host, Options, Owner, CONFIG_MAX};
-use crate::net::{Config, DropReason, Hold, Registration, Skb, Unregistered};
+use crate::net::{Config, DropReason, Hold, Offloads, Registration, Skb, Unregistered};
 use crate::protocol::{Layout, Link as FarLink, Operation, Status};
 use agent::Agent;
 use core::net::SocketAddr;
@@ -51,6 +51,8 @@ impl Interface {
             max_mtu: MAX_MTU,
             tx_queues: 1,
             rx_queues: 1,
+            offloads: Offloads::NONE,
+            most_to_segment: 0,
             parent: None,
         };
         let device =

@@ -88,6 +88,8 @@ pub struct Options {
     pub memory_mib: usize,
     /// Whether they have the RDMA device; plain VMs hang on the fabric directly.
     pub device: bool,
+    /// Whether that is their network card, too: they have no other.
+    pub only_card: bool,
     /// Numbers of VMs that have no device all the same.
     pub plain: Vec<usize>,
     /// Further arguments of each device process.
@@ -119,6 +121,7 @@ impl Options {
             cpus: 2,
             memory_mib: 1024,
             device: true,
+            only_card: false,
             plain: Vec::new(),
             device_args: Vec::new(),
             own_device_args: Vec::new(),
@@ -190,7 +193,7 @@ impl Cluster {
             let (net, device) = if options.device && !options.plain.contains(&index) {
                 cluster.start_device(index, options)?
             } else {
-                (dir.join("fabric"), None)
+                (Some(dir.join("fabric")), None)
             };
             cluster.vms.push(Vm::start(&Config {
                 index,
@@ -226,12 +229,14 @@ impl Cluster {
         }
         for vm in &cluster.vms {
             vm.sh(&format!(
-                "set -e; hostname vm{0}; ip addr add {1}/24 dev eth0; ip link set eth0 up; \
-                 for n in $(seq {2}); do echo 10.77.0.$n vm$n; done >>/etc/hosts",
-                vm.index,
-                vm.ip(),
-                options.vms
+                "set -e; hostname vm{}; \
+                 for n in $(seq {}); do echo 10.77.0.$n vm$n; done >>/etc/hosts",
+                vm.index, options.vms
             ))?;
+            // The device's own interface comes with the driver.
+            if !options.only_card {
+                Self::give_address(vm)?;
+            }
             // One that is not given a processor of the machine in time is taken for broken by the others.
             let processors: usize = vm.sh("nproc")?.trim().parse()?;
             if processors != options.cpus {
@@ -244,6 +249,15 @@ impl Cluster {
             }
         }
         Ok(cluster)
+    }
+
+    /// Brings the interface of a VM up, with its address.
+    pub fn give_address(vm: &Vm) -> Result<()> {
+        vm.sh(&format!(
+            "set -e; ip addr add {}/24 dev eth0; ip link set eth0 up",
+            vm.ip()
+        ))?;
+        Ok(())
     }
 
     fn start_fabric(&mut self, options: &Options) -> Result<()> {
@@ -266,13 +280,16 @@ impl Cluster {
         &mut self,
         index: usize,
         options: &Options,
-    ) -> Result<(PathBuf, Option<PathBuf>)> {
+    ) -> Result<(Option<PathBuf>, Option<PathBuf>)> {
         let name = format!("device{index}");
         let vfio = self.dir.join(format!("{name}.vfio"));
-        let net = self.dir.join(format!("{name}.net"));
+        let net = (!options.only_card).then(|| self.dir.join(format!("{name}.net")));
         let mut device = Command::new(program("ferrite-device"));
         device.arg("--socket").arg(&vfio);
-        device.arg("--net").arg(&net);
+        match &net {
+            Some(net) => device.arg("--net").arg(net),
+            None => device.args(["--personality", "combined"]),
+        };
         device.arg("--uplink").arg(self.dir.join("fabric"));
         device.arg("--mac").arg(mac(index));
         device.arg("--counters").arg(self.counters_socket(index));
@@ -282,7 +299,9 @@ impl Cluster {
         let log = self.dir.join(format!("{name}.log"));
         let mut device = Daemon::start(&format!("ferrite-device {index}"), &mut device, &log)?;
         wait_for_socket(&vfio, &mut device)?;
-        wait_for_socket(&net, &mut device)?;
+        if let Some(net) = &net {
+            wait_for_socket(net, &mut device)?;
+        }
         lock(&self.devices).push(Some(device));
         Ok((net, Some(vfio)))
     }

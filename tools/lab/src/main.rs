@@ -31,7 +31,7 @@ usage: ferrite-lab <command> [options]
                           left out have measured before is kept
   shell [--vm N] [--test] [--kernel NAME]
                           VMs up and a prompt in each
-  try   [--test] [--plain] [--vms N] [--cpus N] [--no-build] [--no-insmod] [--pcap]
+  try   [--test] [--plain] [--only-card] [--vms N] [--cpus N] [--no-build] [--no-insmod] [--pcap]
         [--kernel-args TEXT] [--keep] [--] SCRIPT..
                           boot VMs, load the driver, run SCRIPT n in VM n (the last one in all
                           that follow), show the output, the kernel logs' findings, and leave
@@ -172,6 +172,7 @@ fn command(mut args: impl Iterator<Item = String>) -> Result<bool> {
                     "--test" => options.flavour = Flavour::Test,
                     "--kernel" => options.flavour = Flavour::named(&value(&mut args, "--kernel")?)?,
                     "--plain" => options.plain = true,
+                    "--only-card" => options.only_card = true,
                     "--vms" => options.vms = value(&mut args, "--vms")?.parse()?,
                     "--cpus" => options.cpus = value(&mut args, "--cpus")?.parse()?,
                     "--no-build" => options.build = false,

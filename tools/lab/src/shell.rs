@@ -55,6 +55,8 @@ pub struct TryOptions {
     pub flavour: Flavour,
     /// VMs without the device.
     pub plain: bool,
+    /// VMs whose only network card it is.
+    pub only_card: bool,
     /// How many VMs.
     pub vms: usize,
     /// Virtual processors of each.
@@ -80,6 +82,7 @@ impl Default for TryOptions {
         Self {
             flavour: Flavour::Stock,
             plain: false,
+            only_card: false,
             vms: 2,
             cpus: 1,
             build: true,
@@ -114,6 +117,7 @@ pub fn try_scripts(options: &TryOptions) -> Result<bool> {
             vms: options.vms,
             cpus: options.cpus,
             device: !options.plain,
+            only_card: options.only_card,
             pcap: options.pcap,
             kernel_args: options.kernel_args.clone(),
             ..ClusterOptions::pair("try", modules)
@@ -131,6 +135,8 @@ pub fn try_scripts(options: &TryOptions) -> Result<bool> {
             let outcome = vm.run(LOAD_DRIVER, Duration::from_secs(60))?;
             if !outcome.ok() {
                 good = false;
+            } else if options.only_card {
+                Cluster::give_address(vm)?;
             }
             println!(
                 "[{}] insmod: exit {} {}{}",

@@ -137,8 +137,8 @@ pub struct Config {
     pub memory_mib: usize,
     /// Further kernel parameters.
     pub kernel_args: String,
-    /// The socket that the network interface connects to.
-    pub net: PathBuf,
+    /// The socket that the network interface connects to; without it the device has that itself.
+    pub net: Option<PathBuf>,
     /// The vfio-user socket of the RDMA device, if the VM has one.
     pub device: Option<PathBuf>,
     /// Further arguments of QEMU.
@@ -267,14 +267,16 @@ impl Vm {
         }
         qemu.arg("-qmp")
             .arg(format!("unix:{},server=on,wait=off", path("qmp").display()));
-        qemu.arg("-netdev").arg(format!(
-            "stream,id=net0,server=off,addr.type=unix,addr.path={}",
-            config.net.display()
-        ));
-        qemu.arg("-device").arg(format!(
-            "virtio-net-pci,netdev=net0,romfile=,host_mtu=9000,mac={}",
-            mac(config.index)
-        ));
+        if let Some(net) = &config.net {
+            qemu.arg("-netdev").arg(format!(
+                "stream,id=net0,server=off,addr.type=unix,addr.path={}",
+                net.display()
+            ));
+            qemu.arg("-device").arg(format!(
+                "virtio-net-pci,netdev=net0,romfile=,host_mtu=9000,mac={}",
+                mac(config.index)
+            ));
+        }
         if let Some(socket) = &config.device {
             qemu.args(["-device", "pcie-root-port,id=rp0,bus=pcie.0,chassis=1"]);
             let device = serde_json::json!({

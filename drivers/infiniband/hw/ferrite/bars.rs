@@ -88,6 +88,8 @@ const WANTED_FEATURES: u64 = abi::FEATURE_SRQ
     | abi::FEATURE_QP_COUNTERS
     | abi::FEATURE_CONTEXTS
     | abi::FEATURE_WINDOWS_ONLY
+    | abi::FEATURE_ETHERNET
+    | abi::FEATURE_REDIRECTION
     | if rdma::ON_DEMAND_AVAILABLE && PAGE_SHIFT == abi::ON_DEMAND_PAGE_SHIFT as usize {
         abi::FEATURE_ON_DEMAND
     } else {
@@ -146,9 +148,13 @@ fn check(pdev: &pci::Device<Bound>, bar: &pci::Bar<'_, { abi::BAR_REGISTERS_SIZE
         return Err(ENODEV);
     }
     let function = Function(bar.read32(abi::REG_FUNCTION));
-    if function.models() & abi::FUNCTION_RDMA == 0 {
+    if function.models() & (abi::FUNCTION_RDMA | abi::FUNCTION_ETHERNET) == 0 {
         // Another driver's.
-        dev_dbg!(pdev, "function {} has no RDMA\n", function.number());
+        dev_dbg!(
+            pdev,
+            "function {} has neither RDMA nor Ethernet\n",
+            function.number()
+        );
         return Err(ENODEV);
     }
     Ok(())
@@ -158,6 +164,13 @@ fn check(pdev: &pci::Device<Bound>, bar: &pci::Bar<'_, { abi::BAR_REGISTERS_SIZE
 fn memory_bar(pdev: &pci::Device<Bound>, bar: u32) -> Result<u64> {
     memory_bar_length(pdev, bar)
         .inspect_err(|error| dev_err!(pdev, "BAR {} is not memory: {:?}\n", bar, error))
+}
+
+impl Identity {
+    /// Whether the function has RDMA.
+    pub(crate) fn has_rdma(&self) -> bool {
+        self.function.models() & abi::FUNCTION_RDMA != 0
+    }
 }
 
 impl Registers {
@@ -374,6 +387,12 @@ impl Doorbells {
     #[inline]
     pub(crate) fn send(&self, qpn: u32, producer: u32) {
         self.ring::<{ abi::DOORBELL_SEND }>(abi::send_doorbell(qpn, producer));
+    }
+
+    /// Wakes the transmit ring of a channel.
+    #[inline]
+    pub(crate) fn channel(&self, channel: u16) {
+        self.ring::<{ abi::DOORBELL_CHANNEL }>(u64::from(channel));
     }
 
     /// Wakes the receive queue of a queue pair.

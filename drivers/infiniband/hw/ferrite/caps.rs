@@ -133,11 +133,121 @@ fn check(said: &DeviceCaps, offered: u64) -> Result<(), &'static str> {
     Ok(())
 }
 
+/// What is used of the Ethernet part of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct EthernetCaps {
+    /// Most channels.
+    pub(crate) channels: u16,
+    /// Largest MTU.
+    pub(crate) max_mtu: u16,
+    /// Base-2 logarithms of the most blocks of a transmit ring and entries of a receive ring.
+    pub(crate) transmit_max_log_blocks: u8,
+    pub(crate) receive_max_log_entries: u8,
+    /// Most pieces of a transmit request, and bytes.
+    pub(crate) max_transmit_pieces: u8,
+    pub(crate) max_transmit_bytes: u32,
+    /// Counters, of those that there are names for.
+    pub(crate) counters: usize,
+    multicast: u32,
+    /// Base-2 logarithm of the entries of the redirection table, where there is one.
+    table_log_entries: Option<u8>,
+}
+
+impl EthernetCaps {
+    /// Entries of the redirection table, none where there is none.
+    pub(crate) fn table_entries(&self) -> usize {
+        self.table_log_entries.map_or(0, |log| 1 << log)
+    }
+
+    /// Addresses that the filter of groups has room for.
+    pub(crate) fn multicast_addresses(&self) -> usize {
+        (self.multicast as usize).min(abi::MULTICAST_ADDRESSES)
+    }
+}
+
+/// Base-2 logarithms of the sizes of rings of channels that any device has.
+const LEAST_RING: u8 = 4;
+/// MTU that any device has.
+const LEAST_MTU: u16 = 1500;
+/// Base-2 logarithm of the most entries of the redirection table: the command to set them has no more.
+const MOST_TABLE_LOG_ENTRIES: u8 = 12;
+/// Header and tag of a frame.
+const FRAME_HEADER: u32 = 18;
+
+/// What is used of the Ethernet part of a device with which these `features` were agreed on, if they have one; or why it
+/// cannot be used.
+pub(crate) fn ethernet(
+    caps: &DeviceCaps,
+    features: u64,
+) -> Result<Option<EthernetCaps>, &'static str> {
+    if features & abi::FEATURE_ETHERNET == 0 {
+        return Ok(None);
+    }
+    if caps.max_channels == 0 || caps.max_channels > abi::MAX_CHANNELS {
+        return Err("there are no channels, or too many");
+    }
+    if caps.max_mtu < LEAST_MTU {
+        return Err("frames are shorter than those of Ethernet");
+    }
+    let transmit = LEAST_RING..=abi::TRANSMIT_MAX_LOG_BLOCKS;
+    let receive = LEAST_RING..=abi::RECEIVE_MAX_LOG_ENTRIES;
+    if !transmit.contains(&caps.transmit_max_log_blocks)
+        || !receive.contains(&caps.receive_max_log_entries)
+    {
+        return Err("rings of channels have none of the sizes that there are");
+    }
+    let pieces = 1..=abi::TRANSMIT_MAX_PIECES as u8;
+    if !pieces.contains(&caps.max_transmit_pieces)
+        || caps.max_transmit_bytes < u32::from(caps.max_mtu) + FRAME_HEADER
+    {
+        return Err("frames to be sent have no pieces, too many, or too few bytes");
+    }
+    let has_table = features & abi::FEATURE_REDIRECTION != 0;
+    if has_table && caps.redirection_log_entries > MOST_TABLE_LOG_ENTRIES {
+        return Err("the redirection table has too many entries");
+    }
+    Ok(Some(EthernetCaps {
+        channels: caps.max_channels,
+        max_mtu: caps.max_mtu,
+        transmit_max_log_blocks: caps.transmit_max_log_blocks,
+        receive_max_log_entries: caps.receive_max_log_entries,
+        max_transmit_pieces: caps.max_transmit_pieces,
+        max_transmit_bytes: caps.max_transmit_bytes,
+        counters: (caps.channel_counters as usize).min(abi::CHANNEL_COUNTER_NAMES.len()),
+        multicast: caps.max_multicast_addresses,
+        table_log_entries: has_table.then_some(caps.redirection_log_entries),
+    }))
+}
+
 /// What is used of a device that offers features `offered` in its registers; or why a driver
 /// can do nothing with it.
 ///
 /// The ends of the ranges of numbers fit in 24 bits, and one.
 pub(crate) fn bounded(said: &DeviceCaps, offered: u64) -> Result<DeviceCaps, &'static str> {
+    let caps = within(said, offered)?;
+    if caps.qp_count == 0 || caps.cq_count == 0 || caps.tag_count == 0 {
+        return Err("there are no queue pairs, completion queues or tags");
+    }
+    if caps.max_gid == 0 {
+        return Err("there is a port without addresses");
+    }
+    if caps.transports & (1 << Transport::RoceV2.number()) == 0 {
+        return Err("there is no transport that the driver knows");
+    }
+    Ok(caps)
+}
+
+/// The same of one that has no RDMA.
+pub(crate) fn bounded_network(said: &DeviceCaps, offered: u64) -> Result<DeviceCaps, &'static str> {
+    let caps = within(said, offered)?;
+    match ethernet(&caps, caps.features)? {
+        Some(_) => Ok(caps),
+        None => Err("there is neither RDMA nor Ethernet"),
+    }
+}
+
+/// What is used of any device that can be used.
+fn within(said: &DeviceCaps, offered: u64) -> Result<DeviceCaps, &'static str> {
     check(said, offered)?;
     let qpns = numbers(said.qp_first, said.qp_count, FIRST_QPN..QUEUES_END)
         .ok_or("numbers of queue pairs make no sense")?;
@@ -173,14 +283,8 @@ pub(crate) fn bounded(said: &DeviceCaps, offered: u64) -> Result<DeviceCaps, &'s
         counters: said.counters.min(abi::COUNTER_NAMES.len() as u32),
         ..*said
     };
-    if caps.qp_count == 0 || caps.cq_count == 0 || caps.tag_count == 0 {
-        return Err("there are no queue pairs, completion queues or tags");
-    }
-    if caps.ports == 0 || caps.max_gid == 0 {
-        return Err("there is no port, or one without addresses");
-    }
-    if caps.transports & (1 << Transport::RoceV2.number()) == 0 {
-        return Err("there is no transport that the driver knows");
+    if caps.ports == 0 {
+        return Err("there is no port");
     }
     // The memory of processes comes in such pages, or in multiples of them.
     if caps.page_sizes & (1 << abi::PAGE_SHIFT_MIN) == 0 {
@@ -300,6 +404,69 @@ mod tests {
         for change in refused {
             assert!(changed(change).is_none());
         }
+    }
+
+    #[test]
+    fn what_a_device_says_of_ethernet_is_taken_within_bounds() {
+        let both = abi::FEATURE_ETHERNET | abi::FEATURE_REDIRECTION;
+        let with = |change: fn(&mut DeviceCaps)| {
+            let mut caps = DeviceCaps {
+                features: both,
+                max_channels: 4,
+                max_mtu: 9000,
+                transmit_max_log_blocks: 12,
+                receive_max_log_entries: 12,
+                max_transmit_pieces: 18,
+                redirection_log_entries: 8,
+                max_transmit_bytes: 65536,
+                channel_counters: 100,
+                max_multicast_addresses: 100,
+                ..usable()
+            };
+            change(&mut caps);
+            caps
+        };
+        let good = ethernet(&with(|_| {}), both);
+        assert!(
+            good.is_ok_and(|caps| caps.is_some_and(|caps| caps.channels == 4
+                && caps.table_entries() == 256
+                && caps.multicast_addresses() == abi::MULTICAST_ADDRESSES
+                && caps.counters == abi::CHANNEL_COUNTER_NAMES.len()))
+        );
+        // A table only where there is redirection, and nothing without the feature.
+        let without = ethernet(&with(|_| {}), abi::FEATURE_ETHERNET);
+        assert!(without.is_ok_and(|caps| caps.is_some_and(|caps| caps.table_entries() == 0)));
+        assert_eq!(ethernet(&usable(), 0), Ok(None));
+        let refused: [fn(&mut DeviceCaps); 12] = [
+            |caps| caps.max_channels = 0,
+            |caps| caps.max_channels = 513,
+            |caps| caps.max_mtu = 1499,
+            |caps| caps.transmit_max_log_blocks = 3,
+            |caps| caps.transmit_max_log_blocks = 16,
+            |caps| caps.receive_max_log_entries = 3,
+            |caps| caps.receive_max_log_entries = 16,
+            |caps| caps.max_transmit_pieces = 0,
+            |caps| caps.max_transmit_pieces = 19,
+            |caps| caps.max_transmit_bytes = 9017,
+            |caps| caps.redirection_log_entries = 13,
+            |caps| caps.redirection_log_entries = 255,
+        ];
+        for change in refused {
+            assert!(ethernet(&with(change), both).is_err());
+        }
+        // A function without RDMA has nothing of it.
+        let network = |features| DeviceCaps {
+            qp_count: 0,
+            cq_count: 0,
+            tag_count: 0,
+            max_gid: 0,
+            transports: 0,
+            features,
+            ..with(|_| {})
+        };
+        assert!(bounded_network(&network(both), both).is_ok());
+        assert!(bounded(&network(both), both).is_err());
+        assert!(bounded_network(&network(0), 0).is_err());
     }
 
     #[test]

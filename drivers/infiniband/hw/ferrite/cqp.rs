@@ -30,6 +30,7 @@ use crate::{
     dma_types::{
         ControlRing,
         Counters,
+        DeviceChannelCounters,
         Nothing,
         QpCounters,
         Reply, //
@@ -331,6 +332,7 @@ answers! {
     QueryQueuePairCounters(abi::QueryQueuePairCounters) -> QpCounters: 152,
     // As many as the device said that it has, all of which are asked for.
     QueryCounters(abi::QueryCounters) -> Counters: 128,
+    QueryChannelCounters(abi::QueryChannelCounters) -> DeviceChannelCounters: 96,
     QueryClock(Nothing) -> abi::ClockReading: 64,
     TakeFaults(Nothing) -> abi::PageFaults: 256,
 }

@@ -11,10 +11,7 @@ use crate::{
     dm::DeviceMemoryPool,
     doorbell_pages::DoorbellPages,
     gids::GidFollower,
-    handler::{
-        Handlers,
-        Interrupts, //
-    },
+    handler::Handlers,
     hardware::{
         device_event,
         Hardware, //
@@ -57,7 +54,8 @@ pub(crate) struct Ferrite {
     pub(crate) paging: PagingQueues,
     pub(crate) pager: Arc<Pager>,
     pub(crate) paging_memory: Arc<OdpBudget>,
-    /// Taken down with the RDMA device, while the hardware still answers: files that refer to it are gone before.
+    /// Files that refer to them are gone before the RDMA device is, and they are taken down after it, while the hardware
+    /// still answers.
     pub(crate) handlers: Arc<Handlers>,
     pub(crate) hw: Arc<Hardware>,
     pub(crate) caps: DeviceCaps,
@@ -85,19 +83,19 @@ impl Drop for Ferrite {
 }
 
 impl Ferrite {
-    /// For a started device that said what it can do: makes its event queues.
+    /// For a started device that said what it can do, and whose event queues were made.
     pub(crate) fn new(
         hw: &Arc<Hardware>,
         identity: Identity,
         caps: DeviceCaps,
-        interrupts: &Interrupts,
+        handlers: &Arc<Handlers>,
     ) -> Result<Self> {
         let layout = hw.doorbells.layout();
         Ok(Self {
             paging: PagingQueues::new()?,
             pager: Pager::new(hw, caps.qp_count)?,
             paging_memory: OdpBudget::new(memory::total())?,
-            handlers: Handlers::start(hw, interrupts, identity.features & caps.features)?,
+            handlers: handlers.clone(),
             tags: Tags::new(caps::tags(&caps))?,
             // Protection domains are numbers only; the device sets no bound. As many as the device needs, and no
             // more: what the core keeps for each is charged to nobody.

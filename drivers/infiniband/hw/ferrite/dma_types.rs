@@ -77,6 +77,14 @@ pub(crate) struct QpCounters(pub(crate) [u64; abi::COUNTER_NAMES.len()]);
 // SAFETY: an array of integers has no padding and accepts every bit pattern.
 unsafe impl Plain for QpCounters {}
 
+/// The reply of a query for counters of channels, in the order of their names.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct DeviceChannelCounters(pub(crate) [u64; abi::CHANNEL_COUNTER_NAMES.len()]);
+
+// SAFETY: an array of integers has no padding and accepts every bit pattern.
+unsafe impl Plain for DeviceChannelCounters {}
+
 /// Says that any bytes make a value of a type, and that all of its bytes are initialised.
 macro_rules! dma_types {
     ($($type:ty),* $(,)?) => {$(

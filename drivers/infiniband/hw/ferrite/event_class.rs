@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Events that are about no queue, by class: errors of memory, management, and channels, of which there
-//! are none yet. They are counted, and those that somebody should know of are printed.
+//! Events that are about no queue, by class: errors of memory, management, and channels that are not
+//! there. They are counted, and those that somebody should know of are printed.
 
 use crate::abi::{
     EventCode,

@@ -9,6 +9,8 @@ pub mod bindings;
 pub mod extension;
 #[path = "../../../../rust/kernel_ext/mod.rs"]
 pub mod kernel_ext;
+#[path = "../../../../rust/net/mod.rs"]
+pub mod net;
 #[path = "../../../../rust/rdma/mod.rs"]
 pub mod rdma;
 
@@ -31,6 +33,7 @@ mod gids;
 mod growth;
 mod handler;
 mod hardware;
+mod interface;
 mod lent;
 mod moderation;
 mod mr;

@@ -610,6 +610,24 @@ impl Handlers {
         self.table.main(handler).0
     }
 
+    /// How long interrupts of the event queue that a handler is known by are put off, in microseconds, and how many events
+    /// are too many for that.
+    pub(crate) fn moderation(&self, handler: u16) -> Result<(u16, u16)> {
+        let settings = self.queue(self.main_queue(handler))?.settings();
+        Ok((settings.moderation_microseconds, settings.moderation_count))
+    }
+
+    /// Sets that. Sleeps.
+    pub(crate) fn set_moderation(&self, handler: u16, microseconds: u16, count: u16) -> Result {
+        self.queue(self.main_queue(handler))?.modify(
+            |settings| {
+                settings.moderation_microseconds = microseconds;
+                settings.moderation_count = count;
+            },
+            |command| self.hw.execute(command),
+        )
+    }
+
     /// Whether a handler has events in event queue `eqn`.
     pub(crate) fn uses(&self, handler: u16, eqn: u16) -> bool {
         self.table.uses(handler, eqn)

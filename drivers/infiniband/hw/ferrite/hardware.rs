@@ -41,6 +41,10 @@ use crate::{
         EventCounts, //
     },
     growth,
+    interface::{
+        ChannelListener,
+        Interface, //
+    },
     kernel_ext::{
         bound_work::{
             BoundWork,
@@ -51,6 +55,10 @@ use crate::{
             ConfigLock, //
         },
         ratelimit::RateLimit,
+        spinlock::{
+            new_irq_spinlock,
+            IrqSpinLock, //
+        },
         table::{
             new_irq_xarray,
             IrqXArray, //
@@ -64,6 +72,7 @@ use crate::{
         Stop,
         Stopper, //
     },
+    net::Hold,
     port,
     qp::FerriteQp,
     rdma::{
@@ -214,6 +223,12 @@ pub(crate) struct Hardware {
     /// On-demand regions by the index of their tag, for faults.
     #[pin]
     pub(crate) regions: IrqXArray<MrRef<Ferrite>>,
+    /// Channels by number, for events.
+    #[pin]
+    pub(crate) channels: IrqXArray<Arc<ChannelListener>>,
+    /// The network interface that this is the device of, if there is one.
+    #[pin]
+    pub(crate) interface: IrqSpinLock<Option<Hold<Interface>>>,
     /// Event queues by number, for those that are out of room.
     #[pin]
     pub(crate) event_queues: IrqXArray<Arc<EventQueue>>,
@@ -285,6 +300,8 @@ impl Hardware {
             qps <- new_irq_xarray!("ferrite_qps"),
             srqs <- new_irq_xarray!("ferrite_srqs"),
             regions <- new_irq_xarray!("ferrite_regions"),
+            channels <- new_irq_xarray!("ferrite_channels"),
+            interface <- new_irq_spinlock!(None, "ferrite_interface"),
             event_queues <- new_irq_xarray!("ferrite_event_queues"),
             sink <- EventSink::new(),
             events: OwnedQueue::ordered(c"ferrite")?,
@@ -318,9 +335,16 @@ impl Hardware {
         self.link_up.load(Relaxed) != 0
     }
 
-    /// Notes whether the link is up.
+    /// Notes whether the link is up, and tells the interface.
     pub(crate) fn set_link(&self, up: bool) {
         self.link_up.store(u32::from(up), Relaxed);
+        self.tell_carrier(up);
+    }
+
+    fn tell_carrier(&self, carrier: bool) {
+        if let Some(interface) = &*self.interface.lock() {
+            interface.set_carrier(carrier);
+        }
     }
 
     /// Whether there is an event queue of low latency.
@@ -388,6 +412,7 @@ impl Hardware {
             _ => dev_err!(self.pdev, "device failed, its users are told to let go\n"),
         }
         self.registers.request_reset();
+        self.tell_carrier(false);
         self.sink.raise(device_event::FATAL);
         // It was never queued before: this is the first failure.
         drop(self.failure_work.enqueue::<_, 0>(self.clone()));
@@ -617,6 +642,15 @@ impl Hardware {
                 }
                 None => {}
             },
+            Some(EventCode::ChannelPackets | EventCode::ChannelDescriptors) => {
+                let told = self
+                    .channels
+                    .with(event.id as usize, |channel| channel.schedule());
+                if told.is_some() {
+                    return 1;
+                }
+                self.class_event(EventClass::Channel, event);
+            }
             Some(code) => self.dispatch_rare(code, event),
             None => kernel::do_once_lite! {
                 dev_warn!(self.pdev, "event {:#x} is not known\n", event.code)
@@ -687,6 +721,14 @@ impl Hardware {
                     .with(event.id as usize, |queue| queue.note_overflow());
                 if noted.is_some() {
                     self.queue_growth();
+                }
+            }
+            EventCode::ChannelBadBuffers => {
+                let told = self.channels.with(event.id as usize, |channel| {
+                    channel.refused(event.param0, event.param1);
+                });
+                if told.is_none() {
+                    self.class_event(EventClass::Channel, event);
                 }
             }
             _ => match EventClass::of(code) {

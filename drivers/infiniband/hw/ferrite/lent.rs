@@ -7,12 +7,19 @@
 //! then, by the gentlest means that works; where none does, what it was told of is never freed.
 
 use crate::kernel_ext::memory;
+use crate::net::{
+    ReceivePages,
+    SentFrames, //
+};
 use core::{
     mem::{
         self,
         ManuallyDrop, //
     },
-    ops::Deref,
+    ops::{
+        Deref,
+        DerefMut, //
+    },
 };
 use kernel::{
     dma::Coherent,
@@ -293,6 +300,18 @@ pub(crate) trait Leak {
     fn leak(self);
 }
 
+impl Leak for SentFrames {
+    fn leak(self) {
+        mem::forget(self);
+    }
+}
+
+impl Leak for ReceivePages {
+    fn leak(self) {
+        mem::forget(self);
+    }
+}
+
 impl<T: KnownSize + ?Sized> Leak for Coherent<T> {
     fn leak(self) {
         mem::forget(self);
@@ -327,6 +346,13 @@ impl<T: Leak> Deref for Lent<T> {
     #[inline]
     fn deref(&self) -> &T {
         &self.memory
+    }
+}
+
+impl<T: Leak> DerefMut for Lent<T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.memory
     }
 }
 

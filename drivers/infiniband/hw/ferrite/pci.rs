@@ -17,8 +17,15 @@ use crate::{
     debugfs::DebugFiles,
     device::Ferrite,
     dma_types::Nothing,
-    handler::Interrupts,
+    handler::{
+        Handlers,
+        Interrupts, //
+    },
     hardware::Hardware,
+    interface::{
+        Attachment,
+        Behind, //
+    },
     kernel_ext::{
         bound_work::Opened,
         cpu_hotplug::State,
@@ -137,14 +144,19 @@ impl Drop for Noted {
 
 /// A device at work, from one reset to the next.
 ///
-/// Dropped in order: consumers lose the device first, then it is reset, then its interrupts and
-/// its memory go.
+/// Dropped in order: consumers lose the device first, then the interface does, then it is reset, then its
+/// interrupts and its memory go.
 pub(crate) struct Life {
-    _debug_files: Option<DebugFiles>,
-    registration: Devres<Registration<Ferrite>>,
+    debug_files: Option<DebugFiles>,
+    /// None where the function has no RDMA.
+    registration: Option<Devres<Registration<Ferrite>>>,
+    /// None where it has no Ethernet.
+    interface: Option<Attachment>,
+    /// Event queues, after all that raises events.
+    handlers: Arc<Handlers>,
     hw: Arc<Hardware>,
     _started: Started,
-    _interrupts: Interrupts,
+    interrupts: Interrupts,
     _growth: Devres<Opened<Hardware>>,
     _noted: Noted,
     layout: Layout,
@@ -206,7 +218,7 @@ impl Life {
         set_first_mask(|mask| {
             // SAFETY: Nothing allocates DMA memory for this device between two masks that are tried: only
             // this function does, which one task runs at a time, and who uses a registered device, of
-            // which there is none.
+            // which there is none; a network interface without a device behind it has no channels.
             unsafe { pci_ext::set_dma_mask(pdev, mask) }
         })?;
         let reach = DeviceReach::new()?;
@@ -230,10 +242,18 @@ impl Life {
         let started = start(pdev, recovery, &hw, &identity)?;
 
         let said: DeviceCaps = hw.query(&Nothing)?;
-        let caps = caps::bounded(&said, identity.offered).map_err(|why| {
+        let unusable = |why| {
             dev_err!(pdev, "device cannot be used: {}\n", why);
             EINVAL
-        })?;
+        };
+        let bounded = if identity.has_rdma() {
+            caps::bounded
+        } else {
+            caps::bounded_network
+        };
+        let caps = bounded(&said, identity.offered).map_err(unusable)?;
+        let ethernet =
+            caps::ethernet(&caps, identity.features & caps.features).map_err(unusable)?;
         hw.cqp.set_timeout(caps::command_timeout(&caps));
         if identity.features & caps.features & abi::FEATURE_TURNS != 0 {
             hw.cqp.use_turns();
@@ -243,7 +263,45 @@ impl Life {
         // memory for it.
         unsafe { pci_ext::set_dma_mask(pdev, mask)? };
         interrupts.complete(pdev, &hw, identity.features & caps.features, &caps)?;
-        let ferrite = Ferrite::new(&hw, identity, caps, &interrupts)?;
+        let features = identity.features & caps.features;
+        let handlers = Handlers::start(&hw, &interrupts, features)?;
+        let mut this = Self {
+            debug_files: None,
+            registration: None,
+            interface: None,
+            handlers,
+            hw,
+            _started: started,
+            interrupts,
+            _growth: growth,
+            _noted: noted,
+            layout,
+        };
+        if identity.has_rdma() {
+            this.register(pdev, kept, identity, caps)?;
+        }
+        if let Some(caps) = ethernet {
+            let behind = Behind {
+                hw: this.hw.clone(),
+                handlers: this.handlers.clone(),
+                caps,
+                identity,
+            };
+            let interface = kept.interface(pdev, &behind)?;
+            this.interface = Some(Attachment::new(interface, behind)?);
+        }
+        Ok(this)
+    }
+
+    /// Makes the RDMA device known.
+    fn register(
+        &mut self,
+        pdev: &pci::Device<Bound>,
+        kept: &Kept,
+        identity: Identity,
+        caps: DeviceCaps,
+    ) -> Result {
+        let ferrite = Ferrite::new(&self.hw, identity, caps, &self.handlers)?;
         let info = DeviceInfo {
             node_type: NodeType::IbCa,
             node_guid: ferrite.guid(),
@@ -260,11 +318,11 @@ impl Life {
             Unregistered::<Ferrite>::new(pdev.as_ref(), &info, Ok::<_, Error>(ferrite))?;
         let registration = unregistered.register(&crate::THIS_MODULE, kept.name())?;
         // The port is what its interface says by the time the device is there.
-        hw.work.flush();
+        self.hw.work.flush();
 
         let device = registration.access(pdev.as_ref())?.device();
         let name = device.name();
-        let debug_files = DebugFiles::new(&name, device, &interrupts);
+        let debug_files = DebugFiles::new(&name, device, &self.interrupts);
         dev_info!(
             pdev,
             "{}: version {}.{}.{}, {} completion vectors\n",
@@ -274,22 +332,16 @@ impl Life {
             identity.firmware.2,
             info.comp_vectors
         );
-        Ok(Self {
-            // Files to look at are no reason to fail.
-            _debug_files: debug_files.ok(),
-            registration,
-            hw,
-            _started: started,
-            _interrupts: interrupts,
-            _growth: growth,
-            _noted: noted,
-            layout,
-        })
+        // Files to look at are no reason to fail.
+        self.debug_files = debug_files.ok();
+        self.registration = Some(registration);
+        Ok(())
     }
 
     /// What it is called, while it is registered: it can be renamed.
     pub(crate) fn name(&self) -> Option<DeviceName> {
         self.registration
+            .as_ref()?
             .try_access_with(|registration| registration.device().name())
     }
 
@@ -315,7 +367,7 @@ impl pci::Driver for FerriteDriver {
         _info: &'bound Self::IdInfo,
     ) -> impl PinInit<Self::Data<'bound>, Error> + 'bound {
         if pdev.pci_class().as_raw() != abi::PCI_CLASS {
-            dev_dbg!(pdev, "not an RDMA adapter: {:?}\n", pdev.pci_class());
+            dev_dbg!(pdev, "not a Ferrite adapter: {:?}\n", pdev.pci_class());
             return Err(ENODEV);
         }
         pdev.enable_device_mem()?;

@@ -364,11 +364,16 @@ enum Beside {
     Mac([u8; 6]),
     /// It is that of another PCI function.
     Function(u8),
+    /// It is the function's own.
+    Own,
 }
 
-/// The network interface that shares the link of the port: that of the partner, or of the address
-/// where there is none.
+/// The network interface that shares the link of the port: that of the function itself if it has one, that of the
+/// partner, or of the address where there is none.
 fn beside(identity: &Identity) -> Beside {
+    if identity.features & abi::FEATURE_ETHERNET != 0 {
+        return Beside::Own;
+    }
     match identity.function.partner() {
         Some(function) => Beside::Function(function),
         None => Beside::Mac(identity.mac),
@@ -405,6 +410,7 @@ impl NetdevOps for Ferrite {
         // A function is looked for among all: last, as anybody's interfaces come here.
         netdev.is_hardware()
             && match beside(&dev.identity) {
+                Beside::Own => netdev.is_of(rtnl, dev.parent()),
                 Beside::Mac(mac) => netdev.has_permanent_mac(&mac),
                 Beside::Function(function) => {
                     netdev.is_ethernet()
@@ -552,5 +558,11 @@ mod tests {
         assert_eq!(beside(&with(None)), Beside::Mac(mac));
         assert_eq!(beside(&with(Some(0))), Beside::Function(0));
         assert_eq!(beside(&with(Some(7))), Beside::Function(7));
+        // Its own comes first.
+        let own = Identity {
+            features: abi::FEATURE_ETHERNET,
+            ..with(Some(7))
+        };
+        assert_eq!(beside(&own), Beside::Own);
     }
 }

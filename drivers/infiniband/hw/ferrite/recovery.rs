@@ -22,6 +22,11 @@ use crate::{
         Cause,
         Hardware, //
     },
+    interface,
+    interface::{
+        Behind,
+        Interface, //
+    },
     kernel_ext::{
         bound_work::{
             BoundWork,
@@ -46,6 +51,10 @@ use crate::{
         workqueue::OwnedQueue,
     },
     lent::Reach,
+    net::{
+        Hold,
+        Registration, //
+    },
     parting,
     pci::Life,
     rdma::{
@@ -513,6 +522,8 @@ const SHUT_DOWN: Refusal = Refusal::new(EBUSY, c"the machine shuts down");
 pub(crate) struct Kept {
     doorbells: Option<Arc<Doorbells>>,
     name: Option<DeviceName>,
+    /// The network interface, if the function has one: it is there from the first life on.
+    interface: Option<Devres<Registration<Interface>>>,
 }
 
 impl Kept {
@@ -529,6 +540,19 @@ impl Kept {
         let doorbells = Arc::new(Doorbells::map(pdev, registers)?, GFP_KERNEL)?;
         self.doorbells = Some(doorbells.clone());
         Ok(doorbells)
+    }
+
+    /// The network interface, which is made once, with this device behind it.
+    pub(crate) fn interface(
+        &mut self,
+        pdev: &pci::Device<Bound>,
+        behind: &Behind,
+    ) -> Result<Hold<Interface>> {
+        if self.interface.is_none() {
+            self.interface = Some(interface::register(pdev.as_ref(), behind)?);
+        }
+        let interface = self.interface.as_ref().ok_or(ENODEV)?;
+        Ok(interface.access(pdev.as_ref())?.hold())
     }
 
     /// What the device was called last.
@@ -778,6 +802,7 @@ impl Recovery {
                     kept: Kept {
                         doorbells: None,
                         name: None,
+                        interface: None,
                     },
                 },
                 "ferrite_lives"
@@ -844,12 +869,16 @@ impl Recovery {
         let devlink = self.devlink.lock().take();
         // Nobody asks for anything by devlink after this.
         drop(devlink);
-        let life = self.lives.lock().life.take();
+        let (life, interface) = {
+            let mut lives = self.lives.lock();
+            (lives.life.take(), lives.kept.interface.take())
+        };
         if let Some(life) = &life {
             // A device that was pulled out answers no command; there is no need to wait for it.
             life.hw().check_presence();
         }
         parting::end(&self.pdev, life);
+        drop(interface);
     }
 
     /// The registers.

@@ -670,6 +670,57 @@ drops.
         edits: &[],
     },
     Step {
+        subject: "RDMA/rust: Add socket buffers and Ethernet headers",
+        body: "\
+A socket buffer has one owner, who looks at its bytes, cuts it into
+frames, passes it on or drops it for a reason. Headers are read from
+bytes that were copied.
+
+It is compiled together with network devices, to which it refers. All of
+this is meant for rust/kernel/net, and can go there on its own, through
+the tree of networking.
+",
+        files: &["rust/net/ethernet.rs", "rust/net/skb.rs"],
+        edits: &[],
+    },
+    Step {
+        subject: "RDMA/rust: Add network devices, NAPI and ethtool",
+        body: "\
+A driver of an Ethernet device implements a trait for its data of one
+device, and traits of what the device can do besides: the tables of
+operations have what is implemented. A device is registered with a NAPI
+instance for each of its queues. What needs RTNL is called with a token
+of it. Frames that hardware sends, and pages that it receives in, are
+mapped for as long as they are in their place, while its driver is bound.
+",
+        files: &[
+            "rust/net/device.rs",
+            "rust/net/dma.rs",
+            "rust/net/ethtool.rs",
+            "rust/net/napi.rs",
+            "rust/net/ops.rs",
+            "rust/net/rtnl.rs",
+        ],
+        edits: &[],
+    },
+    Step {
+        subject: "RDMA/rust: Add attachments to interfaces of others",
+        body: "\
+Who wants the frames of another interface of the machine, as a bridge or
+macvlan does, attaches to it: a receive handler, addresses and VLANs that
+are wanted, frames to be sent, and what becomes of the interface. It ends
+with the interface, and is over when it is dropped.
+
+With it all of net is compiled, and its tests are.
+",
+        files: &[
+            "rust/net/attachment.rs",
+            "rust/net/mod.rs",
+            "rust/net/tests.rs",
+        ],
+        edits: &[],
+    },
+    Step {
         subject: "RDMA/ferrite: Add the device interface",
         body: "\
 Registers, doorbells, queue entries, commands and the uverbs ABI: each
@@ -935,6 +986,20 @@ whole; counters of queue pairs, and what the device has of an object.
         edits: &[],
     },
     Step {
+        subject: "RDMA/ferrite: Add the network interface",
+        body: "\
+A function may have an Ethernet interface of its own, with a channel for
+each completion handler: rings in host memory, a NAPI instance, and the
+vector and processor of the handler. The interface outlives a device
+that fails and comes back. Its RDMA ports are paired with it.
+",
+        files: &[
+            "drivers/infiniband/hw/ferrite/interface.rs",
+            "drivers/infiniband/hw/ferrite/interface/",
+        ],
+        edits: &[],
+    },
+    Step {
         subject: "RDMA/ferrite: Add recovery",
         body: "\
 A device that failed, was reset, or slept is set up again, and devlink
@@ -1077,55 +1142,6 @@ It is a module apart from rdma, so that only who connects needs
 rdma_cm.ko.
 ",
         files: &["rust/rdma_cm/"],
-        edits: &[],
-    },
-    Step {
-        subject: "RDMA/rust: Add socket buffers and Ethernet headers",
-        body: "\
-A socket buffer has one owner, who looks at its bytes, cuts it into
-frames, passes it on or drops it for a reason. Headers are read from
-bytes that were copied.
-
-It is compiled together with network devices, to which it refers. All of
-this is meant for rust/kernel/net, and can go there on its own, through
-the tree of networking.
-",
-        files: &["rust/net/ethernet.rs", "rust/net/skb.rs"],
-        edits: &[],
-    },
-    Step {
-        subject: "RDMA/rust: Add network devices, NAPI and ethtool",
-        body: "\
-A driver of an Ethernet device implements a trait for its data of one
-device, and traits of what the device can do besides: the tables of
-operations have what is implemented. A device is registered with a NAPI
-instance for each of its queues. What needs RTNL is called with a token
-of it.
-",
-        files: &[
-            "rust/net/device.rs",
-            "rust/net/ethtool.rs",
-            "rust/net/napi.rs",
-            "rust/net/ops.rs",
-            "rust/net/rtnl.rs",
-        ],
-        edits: &[],
-    },
-    Step {
-        subject: "RDMA/rust: Add attachments to interfaces of others",
-        body: "\
-Who wants the frames of another interface of the machine, as a bridge or
-macvlan does, attaches to it: a receive handler, addresses and VLANs that
-are wanted, frames to be sent, and what becomes of the interface. It ends
-with the interface, and is over when it is dropped.
-
-With it all of net is compiled, and its tests are.
-",
-        files: &[
-            "rust/net/attachment.rs",
-            "rust/net/mod.rs",
-            "rust/net/tests.rs",
-        ],
         edits: &[],
     },
     Step {

@@ -24,6 +24,7 @@ pub(crate) mod nfs;
 mod notification;
 mod numbers;
 pub(crate) mod nvme;
+mod only_card;
 mod priority;
 mod rds;
 mod recovery;
@@ -293,6 +294,17 @@ pub fn groups() -> Vec<Group> {
             options: numbers::options,
             long: true,
             tests: &[("two processors", affinity::TESTS)],
+        },
+        Group {
+            name: "only card",
+            flavour: Flavour::Test,
+            load_driver: true,
+            options: only_card::options,
+            long: false,
+            tests: &[
+                ("only card", only_card::TESTS),
+                ("only card", only_card::LIFECYCLE),
+            ],
         },
         Group {
             name: "split",

@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! How received frames are spread over channels: a hash of addresses and ports chooses an entry of a table.
+
+use crate::{
+    abi,
+    abi::{
+        Plain,
+        RedirectionEntry,
+        SetRedirection,
+        SetRedirectionTable,
+        CHANNEL_NONE,
+        EQ_NONE,
+        REDIRECTION_ENTRIES,
+        REDIRECTION_KEY_SIZE, //
+    },
+    net,
+    port, //
+};
+use kernel::prelude::*;
+
+/// What a hash is made of: of everything that the device knows.
+const TYPES: u16 = abi::HASH_IPV4
+    | abi::HASH_TCP_IPV4
+    | abi::HASH_IPV6
+    | abi::HASH_TCP_IPV6
+    | abi::HASH_UDP_IPV4
+    | abi::HASH_UDP_IPV6;
+
+/// The types that have ports.
+pub(super) const WITH_PORTS: u16 =
+    abi::HASH_TCP_IPV4 | abi::HASH_TCP_IPV6 | abi::HASH_UDP_IPV4 | abi::HASH_UDP_IPV6;
+
+/// The table and the key.
+pub(super) struct Redirection {
+    /// The channel of each entry; none where the device has no table.
+    table: KVec<u16>,
+    key: [u8; REDIRECTION_KEY_SIZE],
+    /// Whether a user has set the table: then it stays where the number of channels changes.
+    chosen: bool,
+}
+
+impl Redirection {
+    /// A table of so many entries, a power of two or none, with all `channels` in turn.
+    pub(super) fn new(entries: usize, channels: u16) -> Result<Self> {
+        let mut table = KVec::with_capacity(entries, GFP_KERNEL)?;
+        for _ in 0..entries {
+            table.push(0, GFP_KERNEL)?;
+        }
+        let mut this = Self {
+            table,
+            key: [0; REDIRECTION_KEY_SIZE],
+            chosen: false,
+        };
+        net::fill_rss_key(&mut this.key);
+        this.deal_out(channels);
+        Ok(this)
+    }
+
+    fn deal_out(&mut self, channels: u16) {
+        for (number, channel) in self.table.iter_mut().enumerate() {
+            *channel = (number % usize::from(channels.max(1))) as u16;
+        }
+    }
+
+    pub(super) fn entries(&self) -> usize {
+        self.table.len()
+    }
+
+    pub(super) fn table(&self) -> &[u16] {
+        &self.table
+    }
+
+    pub(super) fn key(&self) -> &[u8; REDIRECTION_KEY_SIZE] {
+        &self.key
+    }
+
+    /// There are so many channels from now on. `EINVAL` where a user has named one that there would not be.
+    pub(super) fn set_channels(&mut self, channels: u16) -> Result {
+        if !self.chosen {
+            self.deal_out(channels);
+            return Ok(());
+        }
+        match self.table.iter().all(|channel| *channel < channels) {
+            true => Ok(()),
+            false => Err(EINVAL),
+        }
+    }
+
+    /// Sets what a user says, of which all numbers are those of the `channels` that there are.
+    pub(super) fn set(
+        &mut self,
+        table: Option<&[u32]>,
+        key: Option<&[u8]>,
+        channels: u16,
+    ) -> Result {
+        if let Some(key) = key {
+            if key.len() != self.key.len() {
+                return Err(EINVAL);
+            }
+            self.key.copy_from_slice(key);
+        }
+        if let Some(table) = table {
+            if table.len() != self.table.len() {
+                return Err(EINVAL);
+            }
+            for (to, from) in self.table.iter_mut().zip(table) {
+                *to = *from as u16;
+            }
+            // All in turn is what there is without a choice; the core has it set where a choice is taken back.
+            let channels = usize::from(channels.max(1));
+            let mut entries = self.table.iter().enumerate();
+            self.chosen =
+                entries.any(|(number, channel)| usize::from(*channel) != number % channels);
+        }
+        Ok(())
+    }
+
+    /// The command that sets the entries from `first` on, as many as fit, for the `channels` that there are.
+    fn table_command(&self, first: usize, channels: u16) -> SetRedirectionTable {
+        let mut command = SetRedirectionTable {
+            port: port::DEVICE_PORT,
+            first: first as u16,
+            ..SetRedirectionTable::zeroed()
+        };
+        let rest = self.table.get(first..).unwrap_or(&[]);
+        for (entry, channel) in command.entries.iter_mut().zip(rest) {
+            command.count += 1;
+            *entry = RedirectionEntry {
+                // One that is not open has no number.
+                channel: if *channel < channels {
+                    *channel
+                } else {
+                    CHANNEL_NONE
+                },
+                eqn: EQ_NONE,
+                processor: 0,
+                reserved: 0,
+            };
+        }
+        command
+    }
+
+    /// Gives the commands that tell a device with `channels` all of it: the table first, by which nothing goes before
+    /// the last one says so.
+    pub(super) fn tell(
+        &self,
+        channels: u16,
+        mut table: impl FnMut(&SetRedirectionTable) -> Result,
+        redirection: impl FnOnce(&SetRedirection) -> Result,
+    ) -> Result {
+        if self.table.is_empty() {
+            return Ok(());
+        }
+        for first in (0..self.table.len()).step_by(REDIRECTION_ENTRIES) {
+            table(&self.table_command(first, channels))?;
+        }
+        redirection(&SetRedirection {
+            port: port::DEVICE_PORT,
+            types: TYPES,
+            mask: (self.table.len() - 1) as u16,
+            key: self.key,
+            ..SetRedirection::zeroed()
+        })
+    }
+}
+
+#[kunit_tests(ferrite_redirection)]
+mod tests {
+    use super::*;
+
+    fn told(redirection: &Redirection, channels: u16) -> Result<(KVec<u16>, u16)> {
+        let mut entries = KVec::new();
+        let mut mask = 0;
+        redirection.tell(
+            channels,
+            |command| {
+                assert_eq!(usize::from(command.first), entries.len());
+                let (count, all) = (usize::from(command.count), command.entries);
+                assert!(count > 0 && count <= REDIRECTION_ENTRIES);
+                for entry in &all[..count] {
+                    assert_eq!(entry.eqn, EQ_NONE);
+                    entries.push(entry.channel, GFP_KERNEL)?;
+                }
+                // What is behind those that count is zero.
+                assert!(all[count..]
+                    .iter()
+                    .all(|entry| entry.as_bytes().iter().all(|byte| *byte == 0)));
+                Ok(())
+            },
+            |command| {
+                assert_eq!(command.types, TYPES);
+                assert_eq!(command.key, *redirection.key());
+                mask = command.mask;
+                Ok(())
+            },
+        )?;
+        Ok((entries, mask))
+    }
+
+    #[test]
+    fn a_table_is_told_entry_by_entry_with_all_channels_in_turn() -> Result {
+        for entries in [16, 32, 256] {
+            let redirection = Redirection::new(entries, 3)?;
+            let (told, mask) = told(&redirection, 3)?;
+            assert_eq!(told.len(), entries);
+            assert_eq!(usize::from(mask), entries - 1);
+            for (number, channel) in told.iter().enumerate() {
+                assert_eq!(usize::from(*channel), number % 3);
+            }
+        }
+        // A device without a table is told nothing.
+        let none = Redirection::new(0, 3)?;
+        none.tell(3, |_| Err(EINVAL), |_| Err(EINVAL))
+    }
+
+    #[test]
+    fn what_a_user_has_chosen_stays_and_names_what_there_is() -> Result {
+        let mut redirection = Redirection::new(16, 4)?;
+        assert_eq!(redirection.set_channels(2), Ok(()));
+        assert!(told(&redirection, 2)?.0.iter().all(|channel| *channel < 2));
+        redirection.set(Some(&[1; 16]), Some(&[7; 40]), 2)?;
+        assert_eq!(redirection.set_channels(4), Ok(()));
+        assert!(redirection.table().iter().all(|channel| *channel == 1));
+        assert_eq!(redirection.key(), &[7; 40]);
+        assert_eq!(redirection.set_channels(1), Err(EINVAL));
+        // Where there are fewer after all nothing is told that there is not.
+        let (fewer, _) = told(&redirection, 1)?;
+        assert!(fewer.iter().all(|channel| *channel == CHANNEL_NONE));
+        // A choice that is taken back.
+        let mut in_turn = [0; 16];
+        for (number, channel) in in_turn.iter_mut().enumerate() {
+            *channel = number as u32 % 4;
+        }
+        redirection.set(Some(&in_turn), None, 4)?;
+        assert_eq!(redirection.set_channels(1), Ok(()));
+        assert!(redirection.table().iter().all(|channel| *channel == 0));
+        // Of the wrong length, nothing.
+        assert_eq!(redirection.set(Some(&[1; 15]), None, 4), Err(EINVAL));
+        assert_eq!(redirection.set(None, Some(&[1; 39]), 4), Err(EINVAL));
+        Ok(())
+    }
+}

@@ -1,0 +1,568 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Machines whose only network card is the device: network and RDMA in one PCI function.
+
+use std::time::Duration;
+
+use anyhow::{bail, ensure, Context, Result};
+use serde_json::json;
+
+use super::driver::{bind, unbind, PATIENCE};
+use super::{still_works, wait_active, VmTest};
+use crate::cluster::{Cluster, Options};
+use crate::traffic::{client_server, wait_listening};
+use crate::vm::Vm;
+
+/// One device may send from any address, the other from its own alone.
+pub fn options(usual: Options) -> Options {
+    Options {
+        only_card: true,
+        own_device_args: vec![vec!["--any-source-mac".to_owned()]],
+        ..usual
+    }
+}
+
+/// While the interface works.
+pub const TESTS: &[VmTest] = &[
+    VmTest::new(
+        "the function is the only card, and its port has its interface",
+        paired,
+    ),
+    VmTest::new(
+        "frames pass, large ones too once the MTU allows them",
+        frames,
+    ),
+    VmTest::new(
+        "TCP streams arrive whole in both directions, with and without offloads",
+        streams,
+    ),
+    VmTest::new("RDMA works beside", beside),
+    VmTest::new("VLANs have their tags", vlans),
+    VmTest::new(
+        "groups are received that were joined, and all by who wants all",
+        groups,
+    ),
+    VmTest::new(
+        "an address changes where the device may send from it",
+        addresses,
+    ),
+    VmTest::new("ethtool shows what there is, and counts", shown),
+    VmTest::new("rings and channels change under traffic", resized),
+    VmTest::new("a table spreads what is received over channels", spread),
+    VmTest::new("interrupts are put off as asked for", coalesced),
+    VmTest::new("a cable that is pulled is a carrier that is lost", cable),
+];
+
+/// While it goes and comes back.
+pub const LIFECYCLE: &[VmTest] = &[
+    VmTest::new("the interface goes down and up under traffic", down_and_up),
+    VmTest::new(
+        "a device that fails comes back with its interface as it was",
+        failure,
+    ),
+    VmTest::new(
+        "the driver lets go under traffic, and takes it again",
+        unbound,
+    ),
+    VmTest::new("the module goes under traffic", unloaded),
+];
+
+const SHORT: Duration = Duration::from_secs(60);
+
+/// Pings the other machine, with so many bytes that must not be fragmented.
+fn ping(from: &Vm, to: &Vm, bytes: usize) -> Result<()> {
+    from.wait_for(
+        &format!("ping -c 1 -W 2 -M do -s {bytes} {}", to.ip()),
+        SHORT,
+    )
+    .with_context(|| format!("{} bytes do not pass", bytes + 28))
+}
+
+fn both_ways(cluster: &Cluster, bytes: usize) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    ping(one, two, bytes)?;
+    ping(two, one, bytes)
+}
+
+fn paired(cluster: &Cluster) -> Result<()> {
+    for vm in &cluster.vms {
+        let cards = vm.sh("for i in /sys/class/net/*; do
+                 [ -e $i/device ] && echo ${i##*/} $(basename $(readlink $i/device/driver))
+             done; true")?;
+        ensure!(cards.trim() == "eth0 ferrite", "network cards: {cards}");
+        let functions = vm.sh("ls -d /sys/bus/pci/drivers/ferrite/*:*:*.* | wc -l")?;
+        ensure!(functions.trim() == "1", "{functions} functions");
+        let link = vm.sh("rdma link")?;
+        ensure!(
+            link.contains("state ACTIVE") && link.contains("netdev eth0"),
+            "{link}"
+        );
+    }
+    Ok(())
+}
+
+fn set_mtu(cluster: &Cluster, mtu: u32) -> Result<()> {
+    for vm in &cluster.vms {
+        vm.sh(&format!("ip link set eth0 mtu {mtu}"))?;
+    }
+    Ok(())
+}
+
+fn frames(cluster: &Cluster) -> Result<()> {
+    // The shortest, those that are copied and those that are not, the largest.
+    for bytes in [0, 18, 200, 214, 215, 300, 1472] {
+        both_ways(cluster, bytes)?;
+    }
+    let (one, two) = cluster.two()?;
+    let long = one.run(&format!("ping -c 1 -W 2 -M do -s 1473 {}", two.ip()), SHORT)?;
+    ensure!(!long.ok(), "more than the MTU was sent");
+    let refused = one.run("ip link set eth0 mtu 9001", SHORT)?;
+    ensure!(!refused.ok(), "a larger MTU than there is was set");
+    set_mtu(cluster, 9000)?;
+    // In one buffer, in two and in three.
+    for bytes in [1472, 4054, 4055, 8150, 8151, 8972] {
+        both_ways(cluster, bytes)?;
+    }
+    set_mtu(cluster, 1500)?;
+    // In fragments.
+    one.sh(&format!("ping -c 3 -s 20000 {}", two.ip()))?;
+    // By the other version of IP, which finds its neighbours by multicast.
+    let address =
+        two.sh("ip -6 -o addr show dev eth0 scope link | { read -r _ _ _ a _; echo ${a%/*}; }")?;
+    one.wait_for(&format!("ping -c 1 -W 2 {}%eth0", address.trim()), SHORT)
+}
+
+/// Has `from` send a file of so many KiB to `to`, where it must arrive as it was.
+fn copy(from: &Vm, to: &Vm, kib: usize, port: u16) -> Result<()> {
+    let (client, server) = client_server(
+        (to, "nc -l -w 60 -q 1 -N $port </dev/null | sha256sum"),
+        (
+            from,
+            &format!(
+                "head -c {}K /dev/urandom >/run/file; sha256sum </run/file
+                 nc -q 1 -N -w 60 $peer $port </run/file",
+                kib
+            ),
+        ),
+        port,
+        4 * SHORT,
+    )?;
+    let (sent, received) = (client.trim(), server.trim());
+    ensure!(
+        !sent.is_empty() && sent == received,
+        "{sent} became {received}"
+    );
+    Ok(())
+}
+
+fn streams(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    let offloads = |on: &str| -> Result<()> {
+        for vm in [one, two] {
+            vm.sh(&format!(
+                "ethtool -K eth0 tso {on} tx {on} rx {on} sg {on} gro {on} rxhash {on}"
+            ))?;
+        }
+        Ok(())
+    };
+    for (on, mtu, kib) in [
+        ("on", 1500, 16384),
+        ("on", 9000, 16384),
+        ("off", 1500, 2048),
+    ] {
+        offloads(on)?;
+        set_mtu(cluster, mtu)?;
+        copy(one, two, kib, 7001).with_context(|| format!("offloads {on}, MTU {mtu}"))?;
+        copy(two, one, kib, 7002).with_context(|| format!("offloads {on}, MTU {mtu}"))?;
+    }
+    offloads("on")?;
+    set_mtu(cluster, 1500)?;
+    let (said, _) = client_server(
+        (two, "iperf3 -s -1 -p $port"),
+        (one, "iperf3 -c $peer -p $port -t 5 -P 4 --bidir"),
+        7003,
+        2 * SHORT,
+    )?;
+    println!(
+        "  note    {}",
+        said.lines()
+            .filter(|line| line.contains("SUM") && line.contains("receiver"))
+            .collect::<Vec<_>>()
+            .join("; ")
+    );
+    for vm in [one, two] {
+        let errors = vm.sh("ethtool -S eth0 | grep -E 'tx_errors|rx_bad_buffers|rx_no_channel|tx_timeouts' | grep -v ': 0$' || true")?;
+        ensure!(errors.trim().is_empty(), "{}: {errors}", vm.name());
+    }
+    Ok(())
+}
+
+fn beside(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    // Both at once.
+    let server = two.spawn("iperf3 -s -1 -p 7004", 2 * SHORT)?;
+    wait_listening(two, 7004)?;
+    let client = one.spawn(&format!("iperf3 -c {} -p 7004 -t 8", two.ip()), 2 * SHORT)?;
+    for _ in 0..3 {
+        still_works(cluster)?;
+    }
+    client.success()?;
+    server.success()?;
+    Ok(())
+}
+
+fn vlans(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    for strip in ["on", "off"] {
+        for vm in [one, two] {
+            vm.sh(&format!(
+                "set -e; ethtool -K eth0 rxvlan {strip} txvlan {strip}
+                 ip link add link eth0 name v5 type vlan id 5
+                 ip addr add 10.78.0.{}/24 dev v5; ip link set v5 up",
+                vm.index
+            ))?;
+        }
+        let works = one
+            .wait_for("ping -c 1 -W 2 -M do -s 1472 10.78.0.2", SHORT)
+            .and_then(|()| {
+                // Large frames are cut, also behind a tag.
+                let (_, said) = client_server(
+                    (two, "nc -l -w 60 -q 1 -N $port </dev/null | wc -c"),
+                    (
+                        one,
+                        "head -c 2M /dev/zero | nc -q 1 -N -w 60 10.78.0.2 $port",
+                    ),
+                    7005,
+                    2 * SHORT,
+                )?;
+                ensure!(said.trim() == "2097152", "{said} bytes arrived");
+                Ok(())
+            });
+        for vm in [one, two] {
+            vm.sh("ip link del v5; ethtool -K eth0 rxvlan on txvlan on")?;
+        }
+        works.with_context(|| format!("with offload {strip}"))?;
+    }
+    both_ways(cluster, 1472)
+}
+
+/// What the device of a machine has counted.
+fn counter(vm: &Vm, name: &str) -> Result<u64> {
+    let value = vm.sh(&format!("ethtool -S eth0 | sed -n 's/^ *{name}: //p'"))?;
+    value
+        .trim()
+        .parse()
+        .with_context(|| format!("{}: no counter {name}: {value:?}", vm.name()))
+}
+
+fn groups(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    let send = || {
+        one.sh(
+            "ip route replace 239.7.7.7 dev eth0; ping -c 3 -i 0.2 -W 1 239.7.7.7 >/dev/null; true",
+        )
+    };
+    let difference = |what: &str| -> Result<u64> {
+        let before = counter(two, what)?;
+        send()?;
+        Ok(counter(two, what)? - before)
+    };
+    let filtered = difference("device_rx_filtered")?;
+    ensure!(
+        filtered >= 3,
+        "{filtered} frames of a strange group were left out"
+    );
+    two.sh("ip maddr add 01:00:5e:07:07:07 dev eth0")?;
+    let received = difference("device_rx_multicast")?;
+    two.sh("ip maddr del 01:00:5e:07:07:07 dev eth0")?;
+    ensure!(received >= 3, "{received} frames of a group were received");
+    for (how, undo) in [
+        ("ip link set eth0 promisc on", "ip link set eth0 promisc off"),
+        ("ip link set eth0 allmulticast on", "ip link set eth0 allmulticast off"),
+        // More than the filter has room for.
+        (
+            "for n in $(seq 40); do printf -v m '01:00:5e:01:01:%02x' $n; ip maddr add $m dev eth0; done",
+            "for n in $(seq 40); do printf -v m '01:00:5e:01:01:%02x' $n; ip maddr del $m dev eth0; done",
+        ),
+    ] {
+        two.sh(how)?;
+        let received = difference("device_rx_multicast");
+        two.sh(undo)?;
+        let received = received?;
+        ensure!(received >= 3, "{received} frames after: {how}");
+    }
+    let filtered = difference("device_rx_filtered")?;
+    ensure!(filtered >= 3, "{filtered} frames were left out afterwards");
+    Ok(())
+}
+
+fn addresses(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    let own = two.sh("cat /sys/class/net/eth0/address")?;
+    let refused = two.run("ip link set eth0 address 02:00:00:00:00:77", SHORT)?;
+    ensure!(
+        !refused.ok(),
+        "a device took an address that it may not send from"
+    );
+    ensure!(
+        two.sh("cat /sys/class/net/eth0/address")? == own,
+        "an address that was refused is there"
+    );
+    both_ways(cluster, 56)?;
+    let before = one.sh("cat /sys/class/net/eth0/address")?;
+    one.sh("ip link set eth0 address 02:00:00:00:00:77")?;
+    two.sh("ip neigh flush dev eth0")?;
+    let works = both_ways(cluster, 56).and_then(|()| {
+        let seen = two.sh(&format!("ip neigh show {}", one.ip()))?;
+        ensure!(seen.contains("02:00:00:00:00:77"), "{seen}");
+        Ok(())
+    });
+    one.sh(&format!("ip link set eth0 address {}", before.trim()))?;
+    two.sh("ip neigh flush dev eth0")?;
+    works?;
+    both_ways(cluster, 56)?;
+    for vm in [one, two] {
+        wait_active(vm)?;
+    }
+    Ok(())
+}
+
+fn shown(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    let info = one.sh("ethtool -i eth0")?;
+    let slot = one.sh("basename $(readlink /sys/class/net/eth0/device)")?;
+    for what in ["driver: ferrite", "firmware-version: ", slot.trim()] {
+        ensure!(info.contains(what), "no {what:?} in {info}");
+    }
+    let features = one.sh("ethtool -k eth0")?;
+    for what in [
+        "tx-checksumming: on",
+        "rx-checksumming: on",
+        "scatter-gather: on",
+        "tcp-segmentation-offload: on",
+        "receive-hashing: on",
+        "rx-vlan-offload: on",
+        "tx-vlan-offload: on",
+    ] {
+        ensure!(features.contains(what), "no {what:?} in {features}");
+    }
+    let count = |vm: &Vm| -> Result<[u64; 3]> {
+        let all = vm.sh("cat /sys/class/net/eth0/statistics/{rx_packets,tx_packets}")?;
+        let all: Vec<u64> = all.lines().map(str::parse).collect::<Result<_, _>>()?;
+        Ok([all[0], all[1], counter(vm, "device_rx_frames")?])
+    };
+    let before = count(two)?;
+    one.sh(&format!("ping -q -c 20 -i 0.05 {}", two.ip()))?;
+    let after = count(two)?;
+    for (before, after) in before.into_iter().zip(after) {
+        ensure!(after >= before + 20, "{before} became {after}");
+    }
+    let link = one.sh("ethtool eth0")?;
+    ensure!(link.contains("Link detected: yes"), "{link}");
+    Ok(())
+}
+
+/// Runs `f` while frames pass.
+fn under_traffic(cluster: &Cluster, f: impl FnOnce() -> Result<()>) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    let sink = two.spawn("exec iperf3 -s -p 7010 >/dev/null 2>&1", 20 * SHORT)?;
+    wait_listening(two, 7010)?;
+    let source = one.spawn(
+        &format!(
+            "while :; do timeout 10 iperf3 -c {0} -p 7010 -t 100 --bidir; \
+             timeout 5 ping -f -s 3000 {0}; done >/dev/null 2>&1",
+            two.ip()
+        ),
+        20 * SHORT,
+    )?;
+    let result = f();
+    source.end()?;
+    sink.end()?;
+    two.sh("killall -q iperf3; true")?;
+    one.sh("killall -q iperf3 ping; true")?;
+    result
+}
+
+fn resized(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    under_traffic(cluster, || {
+        for (rx, tx) in [(16, 32), (1024, 1024), (64, 4096), (256, 512)] {
+            for vm in [one, two] {
+                vm.sh(&format!("ethtool -G eth0 rx {rx} tx {tx}"))?;
+                let shown = vm.sh("ethtool -g eth0 | sed -n '/Current/,$p'")?;
+                ensure!(
+                    shown.contains(&format!("RX:\t\t\t{rx}\n"))
+                        || shown.split_whitespace().any(|word| word == rx.to_string()),
+                    "{shown}"
+                );
+            }
+            both_ways(cluster, 1000)?;
+        }
+        for channels in [1, 2] {
+            for vm in [one, two] {
+                vm.sh(&format!("ethtool -L eth0 combined {channels}"))?;
+            }
+            both_ways(cluster, 1000)?;
+        }
+        Ok(())
+    })?;
+    for what in [
+        "-G eth0 rx 100000",
+        "-L eth0 combined 3",
+        "-L eth0 combined 0",
+    ] {
+        let refused = one.run(&format!("ethtool {what}"), SHORT)?;
+        ensure!(!refused.ok(), "ethtool {what} was done");
+    }
+    Ok(())
+}
+
+fn spread(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    let key = "01:".repeat(39) + "02";
+    let show = two.sh("ethtool -x eth0")?;
+    ensure!(show.contains("toeplitz: on"), "{show}");
+    // Streams of many ports, from the machine that sends; counted by channel at the other.
+    let counts = || -> Result<[u64; 2]> {
+        Ok([
+            counter(two, "channel0_rx_packets")?,
+            counter(two, "channel1_rx_packets")?,
+        ])
+    };
+    let send = || -> Result<[u64; 2]> {
+        let before = counts()?;
+        one.sh(&format!(
+            "for port in $(seq 9000 9063); do echo x >/dev/udp/{}/$port; done",
+            two.ip()
+        ))?;
+        let after = counts()?;
+        Ok([after[0] - before[0], after[1] - before[1]])
+    };
+    two.sh("ethtool -X eth0 equal 2")?;
+    let [first, second] = send()?;
+    ensure!(first >= 8 && second >= 8, "spread as {first} and {second}");
+    for (weights, channel) in [("0 1", 1), ("1 0", 0)] {
+        two.sh(&format!("ethtool -X eth0 weight {weights}"))?;
+        let got = send()?;
+        ensure!(
+            got[channel] >= 60 && got[1 - channel] <= 8,
+            "with weights {weights}: {got:?}"
+        );
+    }
+    two.sh(&format!("ethtool -X eth0 hkey {key} equal 2"))?;
+    let show = two.sh("ethtool -x eth0")?;
+    ensure!(show.contains(&key), "{show}");
+    // Changes while frames come.
+    under_traffic(cluster, || {
+        for _ in 0..5 {
+            for how in ["weight 0 1", "weight 1 0", "equal 2"] {
+                two.sh(&format!("ethtool -X eth0 {how}"))?;
+            }
+        }
+        both_ways(cluster, 1000)
+    })?;
+    // A table that was chosen names no channel that goes.
+    let refused = two.run("ethtool -L eth0 combined 1", SHORT)?;
+    ensure!(!refused.ok(), "a channel went that the table names");
+    two.sh("ethtool -X eth0 default")?;
+    both_ways(cluster, 56)
+}
+
+fn coalesced(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    one.sh("ethtool -C eth0 rx-usecs 50 rx-frames 16")?;
+    let shown = one.sh("ethtool -c eth0")?;
+    for what in [("rx-usecs", "50"), ("rx-frames", "16")] {
+        let line = shown.lines().find(|line| line.starts_with(what.0));
+        ensure!(line.is_some_and(|line| line.ends_with(what.1)), "{shown}");
+    }
+    both_ways(cluster, 1000)?;
+    one.sh("ethtool -C eth0 rx-usecs 0 rx-frames 0")?;
+    both_ways(cluster, 1000)
+}
+
+fn cable(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    under_traffic(cluster, || {
+        for _ in 0..3 {
+            cluster.device_command(1, &json!({"cmd": "link", "up": false}))?;
+            one.wait_for("[ $(cat /sys/class/net/eth0/carrier) = 0 ]", SHORT)?;
+            let lost = one.run(&format!("ping -c 1 -W 1 {}", two.ip()), SHORT)?;
+            ensure!(!lost.ok(), "frames pass without a cable");
+            cluster.device_command(1, &json!({"cmd": "link", "up": true}))?;
+            one.wait_for("[ $(cat /sys/class/net/eth0/carrier) = 1 ]", SHORT)?;
+            both_ways(cluster, 56)?;
+        }
+        Ok(())
+    })?;
+    wait_active(one)?;
+    still_works(cluster)
+}
+
+fn down_and_up(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    under_traffic(cluster, || {
+        for _ in 0..5 {
+            one.sh("ip link set eth0 down; ip link set eth0 up")?;
+            two.sh("ip link set eth0 down; ip link set eth0 up")?;
+            both_ways(cluster, 56)?;
+        }
+        for mtu in [9000, 1500, 2000, 1500] {
+            set_mtu(cluster, mtu)?;
+        }
+        Ok(())
+    })?;
+    for vm in [one, two] {
+        wait_active(vm)?;
+    }
+    still_works(cluster)
+}
+
+fn failure(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    let before =
+        one.sh("cat /sys/class/net/eth0/ifindex; ip -o addr show dev eth0 | grep -c 10.77")?;
+    under_traffic(cluster, || {
+        cluster.device_command(1, &json!({"cmd": "fatal"}))?;
+        one.wait_for("dmesg | grep -q 'device failed'", SHORT)?;
+        // It comes back by itself, and nobody gives it its address again.
+        one.wait_for(&format!("ping -c 1 -W 2 {}", two.ip()), 2 * SHORT)?;
+        Ok(())
+    })?;
+    let after =
+        one.sh("cat /sys/class/net/eth0/ifindex; ip -o addr show dev eth0 | grep -c 10.77")?;
+    ensure!(before == after, "{before:?} became {after:?}");
+    wait_active(one)?;
+    both_ways(cluster, 1472)?;
+    still_works(cluster)
+}
+
+fn unbound(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    for _ in 0..3 {
+        under_traffic(cluster, || {
+            unbind(one)?;
+            let there = one.run("ip link show eth0", SHORT)?;
+            ensure!(!there.ok(), "the interface is there without the driver");
+            one.sh_in(super::driver::BIND, PATIENCE)?;
+            Cluster::give_address(one)?;
+            both_ways(cluster, 56)
+        })?;
+    }
+    bind(one)?;
+    still_works(cluster)
+}
+
+fn unloaded(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    under_traffic(cluster, || {
+        one.sh_in("rmmod ferrite", PATIENCE)?;
+        one.sh(crate::shell::LOAD_DRIVER)?;
+        Cluster::give_address(one)?;
+        both_ways(cluster, 56)
+    })?;
+    wait_active(one)?;
+    match still_works(cluster) {
+        Ok(()) => Ok(()),
+        Err(error) => bail!("after it was loaded again: {error:#}"),
+    }
+}
