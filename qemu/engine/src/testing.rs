@@ -213,6 +213,8 @@ pub enum Access {
     Load(u64),
     /// Store of a word, and its value.
     Store(u64, u64),
+    /// An atomic on a word of eight bytes.
+    Exchange(u64),
     /// Full barrier.
     Fence,
 }
@@ -399,10 +401,12 @@ impl HostMemory for TestHost {
     }
 
     fn compare_exchange_u64(&self, address: u64, compare: u64, new: u64) -> Result<u64, DmaError> {
+        self.note(Access::Exchange(address));
         self.memory.compare_exchange_u64(address, compare, new)
     }
 
     fn fetch_add_u64(&self, address: u64, addend: u64) -> Result<u64, DmaError> {
+        self.note(Access::Exchange(address));
         self.memory.fetch_add_u64(address, addend)
     }
 
