@@ -6,7 +6,7 @@
 
 LAB := tools/lab/bootstrap
 
-.PHONY: help demo test test-long pyverbs bench patches shell prepare clean distclean
+.PHONY: help demo test test-long fuzz pyverbs bench patches shell prepare clean distclean
 
 help:
 	@echo 'Ferrite: an RDMA device, its Linux driver and everything to try them in VMs.'
@@ -20,8 +20,10 @@ help:
 	@echo '       LANES=n         ... so many pairs of VMs at a time; else one for every two cores, and one more'
 	@echo '       KERNEL=name     ... all that runs in VMs on that kernel: stock, test, kasan, kcsan'
 	@echo '  make test-long       what takes hours: many seeds, 200 boots, the long tests in VMs, and everything'
-	@echo '                       in VMs on kernels with KASAN and with KCSAN; STAGE=seeds, boots, patches,'
+	@echo '                       in VMs on kernels with KASAN and with KCSAN; STAGE=seeds, fuzz, boots, patches,'
 	@echo '                       long, kasan, kcsan, FILTER=text, SEEDS=n instead of 2000, LANES=n'
+	@echo '  make fuzz            what guests, peers and neighbours can say to the device, by libFuzzer;'
+	@echo '                       MINUTES=n for all targets together, TARGET=name for one of them'
 	@echo '  make pyverbs         rdma-core'"'"'s own tests on the device in a VM; FILTER=part of a name'
 	@echo '  make bench           Ferrite beside rxe and siw, measured in the same VMs: bench/report.html;'
 	@echo '                       ROUNDS=n, QUICK=1 for a short run, PROFILE=1 for what the time goes into,'
@@ -46,6 +48,9 @@ test:
 test-long:
 	@$(LAB) test --long $(if $(STAGE),--stage '$(STAGE)') $(if $(FILTER),--filter '$(FILTER)') $(if $(SEEDS),--seeds '$(SEEDS)') \
 		$(if $(LANES),--lanes $(LANES))
+
+fuzz:
+	@$(LAB) fuzz $(if $(MINUTES),--minutes '$(MINUTES)') $(if $(TARGET),--target '$(TARGET)')
 
 pyverbs:
 	@$(LAB) pyverbs $(if $(FILTER),--filter '$(FILTER)')

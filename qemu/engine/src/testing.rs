@@ -158,6 +158,8 @@ pub struct Unsteady {
     ranges: Vec<Range<u64>>,
     one_in: u64,
     random: u64,
+    /// What a word of eight bytes is changed to, if not to anything.
+    values: Vec<u64>,
 }
 
 impl Unsteady {
@@ -167,7 +169,14 @@ impl Unsteady {
             ranges,
             one_in,
             random: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
+            values: Vec::new(),
         }
+    }
+
+    /// The same, but words of eight bytes are changed to one of these, and nothing else.
+    pub fn choosing(mut self, values: Vec<u64>) -> Self {
+        self.values = values;
+        self
     }
 
     fn next(&mut self) -> u64 {
@@ -182,6 +191,14 @@ impl Unsteady {
     fn disturb(&mut self, memory: &TestMemory, address: u64, length: usize) {
         let concerned = self.ranges.iter().any(|range| range.contains(&address));
         if !concerned || self.next() % self.one_in != 0 {
+            return;
+        }
+        if !self.values.is_empty() {
+            let words = (length as u64).div_ceil(8).max(1);
+            let at = (address & !7) + self.next() % words * 8;
+            let choice = self.next() % self.values.len() as u64;
+            let value = self.values[choice as usize];
+            let _ = memory.store_u64(at, value);
             return;
         }
         let words = (length as u64).div_ceil(4).max(1);
@@ -213,6 +230,8 @@ pub enum Access {
     Load(u64),
     /// Store of a word, and its value.
     Store(u64, u64),
+    /// An atomic on a word of eight bytes.
+    Exchange(u64),
     /// Full barrier.
     Fence,
 }
@@ -399,10 +418,12 @@ impl HostMemory for TestHost {
     }
 
     fn compare_exchange_u64(&self, address: u64, compare: u64, new: u64) -> Result<u64, DmaError> {
+        self.note(Access::Exchange(address));
         self.memory.compare_exchange_u64(address, compare, new)
     }
 
     fn fetch_add_u64(&self, address: u64, addend: u64) -> Result<u64, DmaError> {
+        self.note(Access::Exchange(address));
         self.memory.fetch_add_u64(address, addend)
     }
 

@@ -10,6 +10,7 @@ pub mod boots;
 pub mod cache;
 pub mod cluster;
 pub mod demo;
+pub mod fuzz;
 pub mod guest;
 pub mod kernel;
 pub mod klog;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{bail, Result};
 use ferrite_lab::kernel::Flavour;
-use ferrite_lab::{bench, boots, demo, patches, process, pyverbs, shell, suite};
+use ferrite_lab::{bench, boots, demo, fuzz, patches, process, pyverbs, shell, suite};
 
 const USAGE: &str = "\
 usage: ferrite-lab <command> [options]
@@ -20,6 +20,9 @@ usage: ferrite-lab <command> [options]
                           the long ones: many seeds, 200 boots, and everything in VMs with the
                           address and the data-race sanitiser
   test  --list            names of all tests in VMs; those of the long run are marked
+  fuzz  [--minutes N] [--target NAME]
+                          what guests, peers and neighbours can say, by libFuzzer: for so long,
+                          all targets together; ends with 'N passed, N failed'
   pyverbs [--filter TEXT] [--test] [--no-build]
                           rdma-core's own tests on the device; ends with
                           'N passed, N failed, N skipped'
@@ -97,6 +100,19 @@ fn command(mut args: impl Iterator<Item = String>) -> Result<bool> {
                 }
             }
             suite::run(&options)
+        }
+        "fuzz" => {
+            let mut options = fuzz::Options::default();
+            while let Some(arg) = args.next() {
+                match arg.as_str() {
+                    "--minutes" => {
+                        options.minutes = Some(value(&mut args, "--minutes")?.parse()?);
+                    }
+                    "--target" => options.target = Some(value(&mut args, "--target")?),
+                    other => bail!("fuzz: unknown option {other}"),
+                }
+            }
+            fuzz::run_command(&options)
         }
         "pyverbs" => {
             let mut options = pyverbs::Options::default();

@@ -47,7 +47,9 @@ pub struct Options {
 pub const STAGES: &[&str] = &["lint", "abi", "unit", "conformance", "kunit", "vm"];
 
 /// All stages of the long run.
-pub const LONG_STAGES: &[&str] = &["seeds", "boots", "patches", "long", "kasan", "kcsan"];
+pub const LONG_STAGES: &[&str] = &[
+    "seeds", "fuzz", "boots", "patches", "long", "kasan", "kcsan",
+];
 
 /// How many seeds of hostile guests and wires the long run tries, and how many cases of each
 /// property.
@@ -196,6 +198,10 @@ fn long_stages(options: &Options, report: &mut Report) -> Result<()> {
     if options.stage_wanted("seeds") {
         report.stage("seeds: the tests of user space, with many more seeds and cases");
         unit(options, report)?;
+    }
+    if options.stage_wanted("fuzz") {
+        report.stage("fuzz: what guests, peers and neighbours can say");
+        crate::fuzz::stage(|name| options.wanted(name), report)?;
     }
     if options.stage_wanted("boots") && options.wanted("boots") {
         report.stage("boots: do guests come up, each time");
@@ -366,6 +372,7 @@ fn lint(options: &Options, report: &mut Report) -> Result<()> {
             .iter()
             .any(|end| name.ends_with(end))
                 || name.contains("/LICENSES/")
+                || name.contains("/qemu/fuzz/corpus/")
                 || name.contains("proptest-regressions");
             let start = fs::read(&path)?;
             let start = String::from_utf8_lossy(&start[..start.len().min(400)]).into_owned();

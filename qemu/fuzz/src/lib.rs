@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+
+//! What a guest, a process in it, a peer on the wire, a neighbour's process and whoever reaches a
+//! control socket can say, as functions of bytes.
+//!
+//! Each [target](TARGETS) makes a device (or a switch, or a ring), does what the bytes say, and
+//! looks whether it stands. A panic is a finding; so is one that a target makes itself where
+//! something has changed, or has left, that should not have. Any bytes are an input, the same
+//! bytes do the same, and what is short does little.
+//!
+//! The targets are run by libFuzzer, which looks for inputs that reach new code (`make fuzz`;
+//! `libfuzzer/` has the programs, which `cargo fuzz` takes too), and by the tests of this crate:
+//! these repeat the inputs in `corpus/` and change them by seed ([`driver`]).
+
+mod control;
+pub mod driver;
+mod frames;
+mod guest;
+mod input;
+mod lists;
+mod machine;
+mod requests;
+mod secret;
+mod shortcuts;
+mod vfio;
+
+pub use input::Input;
+
+/// A target: does what the bytes say.
+pub type Target = fn(&[u8]);
+
+/// All targets.
+pub const TARGETS: [(&str, Target); 8] = [
+    ("registers", guest::registers),
+    ("commands", guest::commands),
+    ("requests", requests::requests),
+    ("lists", lists::lists),
+    ("frames", frames::frames),
+    ("vfio", vfio::vfio),
+    ("shortcuts", shortcuts::shortcuts),
+    ("control", control::control),
+];
+
+/// The target of this name.
+pub fn target(name: &str) -> Option<Target> {
+    TARGETS
+        .iter()
+        .find(|(other, _)| *other == name)
+        .map(|(_, target)| *target)
+}

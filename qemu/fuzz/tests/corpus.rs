@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+
+//! Every input of the corpora, and inputs made of them by fresh seeds for some seconds.
+//!
+//! `FERRITE_SEED=n` repeats the one that was printed, `FERRITE_FUZZ_SECONDS=n` is longer or shorter
+//! for each target.
+
+use ferrite_fuzz::driver::{input, run, shrink};
+use ferrite_fuzz::{target, TARGETS};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
+
+/// For each target: a minute for all.
+const SECONDS: f64 = 60.0 / TARGETS.len() as f64;
+
+fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("corpus")
+        .join(name)
+}
+
+fn corpus(name: &str) -> Vec<Vec<u8>> {
+    let mut files: Vec<PathBuf> = std::fs::read_dir(folder(name))
+        .expect("a corpus")
+        .map(|entry| entry.expect("a file").path())
+        .collect();
+    files.sort();
+    let read = |path: PathBuf| std::fs::read(path).expect("an input");
+    files.into_iter().map(read).collect()
+}
+
+fn number<N: std::str::FromStr>(name: &str) -> Option<N> {
+    let text = std::env::var(name).ok()?;
+    Some(text.parse().ok().expect("a number"))
+}
+
+/// Tries a target on its corpus, and then on inputs made of that.
+fn try_target(name: &str) {
+    let target = target(name).expect("a target");
+    let corpus = corpus(name);
+    assert!(corpus.len() >= 3, "a corpus has some inputs");
+    for input in &corpus {
+        target(input);
+    }
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    let fresh = now.map_or(0, |since| since.as_micros() as u64);
+    let only: Option<u64> = number("FERRITE_SEED");
+    let first = only.unwrap_or(fresh);
+    let seconds = number("FERRITE_FUZZ_SECONDS").unwrap_or(SECONDS);
+    let end = Instant::now() + Duration::from_secs_f64(seconds);
+    let mut done = 0u64;
+    println!("{name}: seeds from {first} on");
+    loop {
+        let seed = first.wrapping_add(done);
+        let bytes = input(seed, &corpus);
+        if let Err(failure) = run(target, &bytes) {
+            let short = shrink(target, &bytes);
+            panic!("FERRITE_SEED={seed}: {name}: {failure}\nof {bytes:x?}\nmade short: {short:x?}");
+        }
+        done += 1;
+        if only.is_some() || Instant::now() > end {
+            break;
+        }
+    }
+    println!("{name}: {} of the corpus, {done} by seed", corpus.len());
+}
+
+#[test]
+fn registers_and_doorbells_of_any_kind_leave_the_device_standing() {
+    try_target("registers");
+}
+
+#[test]
+fn commands_of_any_kind_leave_the_device_standing() {
+    try_target("commands");
+}
+
+#[test]
+fn work_requests_reach_nothing_that_is_not_their_owners() {
+    try_target("requests");
+}
+
+#[test]
+fn page_lists_reach_nothing_that_they_do_not_name() {
+    try_target("lists");
+}
+
+#[test]
+fn frames_reach_nothing_that_peers_have_no_right_to() {
+    try_target("frames");
+}
+
+#[test]
+fn vfio_user_messages_reach_nothing_that_is_not_mapped() {
+    try_target("vfio");
+}
+
+#[test]
+fn neighbours_and_switches_of_any_kind_leave_shortcuts_standing() {
+    try_target("shortcuts");
+}
+
+#[test]
+fn lines_of_any_kind_leave_what_they_control_standing() {
+    try_target("control");
+}
+
+#[test]
+fn every_target_is_tried_and_has_a_program() {
+    let own = include_str!("corpus.rs");
+    let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("libfuzzer/fuzz_targets");
+    for (name, _) in TARGETS {
+        assert!(own.contains(&format!("try_target(\"{name}\")")), "{name}");
+        assert!(programs.join(format!("{name}.rs")).exists(), "{name}");
+    }
+}
