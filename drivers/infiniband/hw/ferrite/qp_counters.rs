@@ -85,6 +85,8 @@ impl Asked {
 }
 
 /// What is to be done next by who reads a set.
+// It is on the stack of who reads, once, and moved nowhere.
+#[expect(clippy::large_enum_variant)]
 enum Next {
     /// To ask for these members.
     Ask(Asked),
