@@ -244,7 +244,7 @@ fn messages(input: &mut Input<'_>) -> Vec<Message> {
 
 fn send(stream: &UnixStream, message: &Message, files: &[BorrowedFd<'_>]) -> bool {
     let fds: Vec<BorrowedFd<'_>> = (0..8)
-        .filter(|bit| message.fds >> bit & 1 != 0)
+        .filter(|bit| (message.fds >> bit) & 1 != 0)
         .map(|bit| files[bit % files.len()])
         .collect();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];

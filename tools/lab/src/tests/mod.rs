@@ -300,7 +300,7 @@ pub fn groups() -> Vec<Group> {
             flavour: Flavour::Test,
             load_driver: true,
             options: only_card::options,
-            long: false,
+            long: true,
             tests: &[
                 ("only card", only_card::TESTS),
                 ("only card", only_card::LIFECYCLE),
