@@ -134,12 +134,12 @@ fn frames(cluster: &Cluster) -> Result<()> {
 /// Has `from` send a file of so many KiB to `to`, where it must arrive as it was.
 fn copy(from: &Vm, to: &Vm, kib: usize, port: u16) -> Result<()> {
     let (client, server) = client_server(
-        (to, "nc -l -w 60 -q 1 -N $port </dev/null | sha256sum"),
+        (to, "nc -d -l -w 60 $port | sha256sum"),
         (
             from,
             &format!(
                 "head -c {}K /dev/urandom >/run/file; sha256sum </run/file
-                 nc -q 1 -N -w 60 $peer $port </run/file",
+                 nc -N -w 60 $peer $port </run/file",
                 kib
             ),
         ),
@@ -226,10 +226,10 @@ fn vlans(cluster: &Cluster) -> Result<()> {
             .and_then(|()| {
                 // Large frames are cut, also behind a tag.
                 let (_, said) = client_server(
-                    (two, "nc -l -w 60 -q 1 -N $port </dev/null | wc -c"),
+                    (two, "nc -d -l -w 60 $port | wc -c"),
                     (
                         one,
-                        "head -c 2M /dev/zero | nc -q 1 -N -w 60 10.78.0.2 $port",
+                        "head -c 2M /dev/zero | nc -N -w 60 10.78.0.2 $port",
                     ),
                     7005,
                     2 * SHORT,
