@@ -361,15 +361,15 @@ fn shown(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Runs `f` while frames pass.
+/// Runs `f` while frames pass, but not so many that nothing else gets its turn in an emulated machine.
 fn under_traffic(cluster: &Cluster, f: impl FnOnce() -> Result<()>) -> Result<()> {
     let (one, two) = cluster.two()?;
     let sink = two.spawn("exec iperf3 -s -p 7010 >/dev/null 2>&1", 20 * SHORT)?;
     wait_listening(two, 7010)?;
     let source = one.spawn(
         &format!(
-            "while :; do timeout 10 iperf3 -c {0} -p 7010 -t 100 --bidir; \
-             timeout 5 ping -f -s 3000 {0}; done >/dev/null 2>&1",
+            "while :; do timeout 10 iperf3 -c {0} -p 7010 -t 100 -b 10M --bidir; \
+             timeout 2 ping -i 0.01 -s 3000 {0}; done >/dev/null 2>&1",
             two.ip()
         ),
         20 * SHORT,
@@ -453,7 +453,7 @@ fn spread(cluster: &Cluster) -> Result<()> {
     ensure!(show.contains(&key), "{show}");
     // Changes while frames come.
     under_traffic(cluster, || {
-        for _ in 0..5 {
+        for _ in 0..3 {
             for how in ["weight 0 1", "weight 1 0", "equal 2"] {
                 two.sh(&format!("ethtool -X eth0 {how}"))?;
             }
@@ -483,7 +483,7 @@ fn coalesced(cluster: &Cluster) -> Result<()> {
 fn cable(cluster: &Cluster) -> Result<()> {
     let (one, two) = cluster.two()?;
     under_traffic(cluster, || {
-        for _ in 0..3 {
+        for _ in 0..2 {
             cluster.device_command(1, &json!({"cmd": "link", "up": false}))?;
             one.wait_for("[ $(cat /sys/class/net/eth0/carrier) = 0 ]", SHORT)?;
             let lost = one.run(&format!("ping -c 1 -W 1 {}", two.ip()), SHORT)?;
@@ -501,7 +501,7 @@ fn cable(cluster: &Cluster) -> Result<()> {
 fn down_and_up(cluster: &Cluster) -> Result<()> {
     let (one, two) = cluster.two()?;
     under_traffic(cluster, || {
-        for _ in 0..5 {
+        for _ in 0..3 {
             one.sh("ip link set eth0 down; ip link set eth0 up")?;
             two.sh("ip link set eth0 down; ip link set eth0 up")?;
             both_ways(cluster, 56)?;
@@ -538,7 +538,7 @@ fn failure(cluster: &Cluster) -> Result<()> {
 
 fn unbound(cluster: &Cluster) -> Result<()> {
     let (one, _) = cluster.two()?;
-    for _ in 0..3 {
+    for _ in 0..2 {
         under_traffic(cluster, || {
             unbind(one)?;
             let there = one.run("ip link show eth0", SHORT)?;
