@@ -255,7 +255,7 @@ unsafe extern "C" fn get_drvinfo<D: EthtoolOps>(
             bindings::snprintf(
                 info.fw_version.as_mut_ptr(),
                 info.fw_version.len(),
-                c"%u.%u.%u".as_ptr().cast(),
+                c"%u.%u.%u".as_char_ptr(),
                 c_uint::from(major),
                 c_uint::from(minor),
                 c_uint::from(patch),

@@ -219,7 +219,7 @@ impl Queue {
             transmitter <- new_irq_spinlock!(None, "ferrite_transmitter"),
             counters: ChannelCounters::new(),
         });
-        Ok(KBox::pin_init(init, GFP_KERNEL)?)
+        KBox::pin_init(init, GFP_KERNEL)
     }
 
     /// Gives it others than it had, or none; those are dropped. NAPI does not run. Sleeps.

@@ -67,7 +67,7 @@ impl Repairs {
             restart <- new_work!("ferrite_net_restart"),
             refill <- new_delayed_work!("ferrite_net_refill"),
         });
-        Ok(Arc::pin_init(init, GFP_KERNEL)?)
+        Arc::pin_init(init, GFP_KERNEL)
     }
 
     /// Has the channels of an interface made anew. May be called from any context, while the interface is up.
