@@ -58,7 +58,7 @@ fn search(
     last: u64,
     tried: &mut HashSet<(u128, u64)>,
 ) -> bool {
-    let is_applied = |index: usize| applied >> index & 1 != 0;
+    let is_applied = |index: usize| (applied >> index) & 1 != 0;
     let open = || (0..operations.len()).filter(|&index| !is_applied(index));
     if value == last && open().all(|index| operations[index].done.is_none()) {
         return true;
@@ -88,7 +88,7 @@ fn search(
         .filter(|&index| may_be_next(index))
         .any(|index| {
             let next = operations[index].atomic.apply(value);
-            search(operations, applied | 1 << index, next, last, tried)
+            search(operations, applied | (1 << index), next, last, tried)
         })
 }
 
