@@ -227,10 +227,7 @@ fn vlans(cluster: &Cluster) -> Result<()> {
                 // Large frames are cut, also behind a tag.
                 let (_, said) = client_server(
                     (two, "nc -d -l -w 60 $port | wc -c"),
-                    (
-                        one,
-                        "head -c 2M /dev/zero | nc -N -w 60 10.78.0.2 $port",
-                    ),
+                    (one, "head -c 2M /dev/zero | nc -N -w 60 10.78.0.2 $port"),
                     7005,
                     2 * SHORT,
                 )?;
