@@ -26,9 +26,6 @@ const MAX_PARKED: usize = 64;
 /// The same for all queue pairs, in the order of arrival, and again in that of sequence numbers: pages may
 /// be waited for as long as a process likes, and those who wait for tags alone do not depend on it.
 const MAX_PARKED_ALL: usize = 2048;
-/// When half of those are taken a queue pair has so many of the rest at most: some whose pages never come, as their owner likes
-/// it, do not take it from the others.
-const MAX_PARKED_LATE: usize = 4;
 
 /// An access that found a page absent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -523,12 +520,7 @@ impl Paging {
             }
             _ => count,
         };
-        let most = match self.parked_frames[place.lot()] {
-            MAX_PARKED_ALL.. => 0,
-            all if all >= MAX_PARKED_ALL / 2 => MAX_PARKED_LATE,
-            _ => MAX_PARKED,
-        };
-        if count >= most {
+        if count >= MAX_PARKED || self.parked_frames[place.lot()] >= MAX_PARKED_ALL {
             let Place::Psn(psn) = place else {
                 return false;
             };
@@ -681,17 +673,11 @@ mod tests {
         let mut paging = Paging::default();
         let mut parked = 0;
         let last = Place::Last(None);
-        for qpn in 1..=300 {
+        for qpn in 1..=100 {
             let kept = (0..100)
                 .filter(|_| paging.park(qpn, &[0; 64], last))
                 .count();
-            // The first ones leave something for the others.
-            let most = match parked {
-                0..1024 => MAX_PARKED,
-                1024..2048 => MAX_PARKED_LATE,
-                _ => 0,
-            };
-            assert_eq!(kept, most);
+            assert!(kept <= MAX_PARKED);
             parked += kept;
         }
         assert_eq!(parked, MAX_PARKED_ALL);
@@ -700,15 +686,15 @@ mod tests {
         let frames = std::iter::from_fn(|| paging.unpark(1)).count();
         assert_eq!(frames, MAX_PARKED);
         assert!(!paging.has_parked(1));
-        assert!(paging.park(300, &[0; 64], last));
+        assert!(paging.park(100, &[0; 64], last));
         paging.forget(2);
-        paging.forget(300);
+        paging.forget(100);
         let left = MAX_PARKED_ALL - 2 * MAX_PARKED;
         assert_eq!(paging.parked_frames, [left, 0]);
         let first = paging.unpark(3).unwrap();
         paging.park_again(3, first);
         assert_eq!(paging.parked_frames, [left, 0]);
-        for qpn in 1..=300 {
+        for qpn in 1..=100 {
             paging.forget(qpn);
         }
         assert_eq!(paging.parked_frames, [0; 2]);
@@ -725,10 +711,10 @@ mod tests {
             kept.count()
         };
         let most = MAX_PARKED_ALL;
-        assert_eq!(fill(&mut paging, 1..300, |_| Place::Last(None)), most);
-        assert_eq!(fill(&mut paging, 300..600, Place::Psn), most);
+        assert_eq!(fill(&mut paging, 1..100, |_| Place::Last(None)), most);
+        assert_eq!(fill(&mut paging, 100..200, Place::Psn), most);
         assert_eq!(paging.parked_frames, [most; 2]);
-        for qpn in 1..600 {
+        for qpn in 1..200 {
             paging.forget(qpn);
         }
         assert_eq!(paging.parked_frames, [0; 2]);
