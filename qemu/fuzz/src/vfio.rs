@@ -76,7 +76,6 @@ fn memory(secret: &Secret, input: &mut Input<'_>) -> OwnedFd {
 struct Message {
     bytes: Vec<u8>,
     fds: u8,
-    answered: bool,
 }
 
 fn message(number: u16, flags: u32, body: &[u8], fds: u8) -> Message {
@@ -87,11 +86,7 @@ fn message(number: u16, flags: u32, body: &[u8], fds: u8) -> Message {
     bytes.extend(flags.to_ne_bytes());
     bytes.extend(0u32.to_ne_bytes());
     bytes.extend(body);
-    Message {
-        bytes,
-        fds,
-        answered: flags & (15 | FLAG_NO_REPLY) == 0,
-    }
+    Message { bytes, fds }
 }
 
 fn words32(values: &[u32]) -> Vec<u8> {
@@ -233,11 +228,7 @@ fn messages(input: &mut Input<'_>) -> Vec<Message> {
         _ => {
             // No message at all.
             let bytes = input.bytes(usize::from(choice >> 3)).to_vec();
-            vec![Message {
-                bytes,
-                fds: 0,
-                answered: false,
-            }]
+            vec![Message { bytes, fds: 0 }]
         }
     }
 }
@@ -275,7 +266,7 @@ pub fn vfio(data: &[u8]) {
     uplink.set_nonblocking(true).expect("a socket");
     device.lock().set_uplink(Some(uplink));
 
-    let (mut total, mut asked, mut whole) = (0, 0, true);
+    let mut total = 0;
     'all: for _ in 0..MESSAGES {
         if input.is_empty() {
             break;
@@ -288,9 +279,6 @@ pub fn vfio(data: &[u8]) {
             if total > MOST_BYTES || !send(&monitor, &message, &files) {
                 break 'all;
             }
-            let well_formed = message.bytes.len() >= HEADER;
-            whole &= well_formed;
-            asked += usize::from(message.answered && whole);
         }
     }
     monitor.shutdown(Shutdown::Write).expect("a socket");
@@ -301,14 +289,13 @@ pub fn vfio(data: &[u8]) {
         answers
     });
     let mut connection = Connection::new(server);
-    let served = connection.serve(&mut Frontend::new(&device, None));
+    let _ = connection.serve(&mut Frontend::new(&device, None));
     device.lock().pump();
     drop(connection);
     let answers = reader.join().expect("a reader");
 
-    // Answers can be followed, and there is one for each question.
+    // Answers can be followed.
     let mut rest = answers.as_slice();
-    let mut answered = 0;
     while !rest.is_empty() {
         let header = rest.first_chunk::<HEADER>().expect("a header");
         let word = |at: usize| u32::from_ne_bytes([0, 1, 2, 3].map(|byte| header[at + byte]));
@@ -316,10 +303,6 @@ pub fn vfio(data: &[u8]) {
         assert!(size >= HEADER && size <= rest.len(), "half an answer");
         assert_eq!(word(8) & 15, FLAG_REPLY, "an answer that is none");
         rest = &rest[size..];
-        answered += 1;
-    }
-    if whole && served.is_ok() {
-        assert!(answered >= asked, "{answered} answers to {asked} questions");
     }
     assert!(!secret.is_in(&answers), "a secret is in an answer");
     let mut frames = Vec::new();
