@@ -42,11 +42,13 @@ fn try_target(name: &str) {
     for input in &corpus {
         target(input);
     }
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    let fresh = now.map_or(0, |since| since.as_micros() as u64);
     let only: Option<u64> = number("FERRITE_SEED");
+    let longer: Option<f64> = number("FERRITE_FUZZ_SECONDS");
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    // A short run tries the same seeds each time, as far as it comes; who wants it longer has fresh ones.
+    let fresh = longer.map_or(0, |_| now.map_or(0, |since| since.as_micros() as u64));
     let first = only.unwrap_or(fresh);
-    let seconds = number("FERRITE_FUZZ_SECONDS").unwrap_or(SECONDS);
+    let seconds = longer.unwrap_or(SECONDS);
     let end = Instant::now() + Duration::from_secs_f64(seconds);
     let mut done = 0u64;
     println!("{name}: seeds from {first} on");
