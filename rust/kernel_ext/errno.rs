@@ -30,10 +30,6 @@ errno! {
     econnaborted = ECONNABORTED;
     /// Connection refused (`ECONNREFUSED`).
     econnrefused = ECONNREFUSED;
-    /// Address already in use (`EADDRINUSE`).
-    eaddrinuse = EADDRINUSE;
-    /// Cannot assign requested address (`EADDRNOTAVAIL`).
-    eaddrnotavail = EADDRNOTAVAIL;
     /// Message too long (`EMSGSIZE`).
     emsgsize = EMSGSIZE;
 }

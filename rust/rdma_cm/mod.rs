@@ -19,7 +19,7 @@
 //! C header: [`include/rdma/rdma_cm.h`](srctree/include/rdma/rdma_cm.h).
 
 use crate::bindings;
-use crate::kernel_ext::errno::{eaddrinuse, eaddrnotavail, econnaborted, econnrefused};
+use crate::kernel_ext::errno::{econnaborted, econnrefused};
 use crate::rdma::consumer::{Cq, Depth, Landlord, Lease, Maker, Pd, Qp, User};
 use crate::rdma::QpType;
 use core::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
@@ -365,41 +365,6 @@ impl<H: Handler> Id<H> {
         result
     }
 
-    /// Binds it to an address of this machine, or to a port of any, before it looks for a peer. `EADDRINUSE` where that is
-    /// somebody else's: it may be bound to another one then. A port below 1024 needs `CAP_NET_BIND_SERVICE`. With the scope of
-    /// an address of a link, any address of that link.
-    pub fn bind(&self, address: &SocketAddr) -> Result {
-        let is_any = address.ip().is_unspecified();
-        let scope = match address {
-            SocketAddr::V6(v6) if is_any => v6.scope_id(),
-            _ => 0,
-        };
-        let mut address = Address::new(address);
-        self.locked(|raw| {
-            // SAFETY: By the type invariant the identifier is ours; the function looks whether it is bound already, and
-            // copies the address.
-            let bound = to_result(unsafe { bindings::rdma_bind_addr(raw, address.as_ptr()) });
-            bound.map_err(|error| {
-                // What the core says of a port of any address that somebody has: there is none such that is not here.
-                if is_any && error == eaddrnotavail() {
-                    eaddrinuse()
-                } else {
-                    error
-                }
-            })?;
-            if scope != 0 {
-                // As the core does for one that is not bound and looks for an address of a link.
-                // SAFETY: By the type invariant the identifier is ours; its handler is locked, and it looks for nobody yet.
-                unsafe { (*raw).route.addr.dev_addr.bound_dev_if = scope as c_int };
-            }
-            Ok::<_, Error>(())
-        })?;
-        if !is_any {
-            self.inner().is_bound.store(true, Release);
-        }
-        Ok(())
-    }
-
     /// Looks for the device and the address that lead to `address`: [`Event::AddrResolved`].
     pub fn resolve_addr(&self, address: &SocketAddr, timeout_ms: usize) -> Result {
         let mut address = Address::new(address);
@@ -672,22 +637,13 @@ impl Request<'_> {
         QpType::from_raw(unsafe { (*self.raw.as_ptr()).qp_type })
     }
 
-    /// Where it comes from; `None` where that is no IP address. Address and port are what the peer's connection manager says,
-    /// where [it is the one that says it](Self::is_vouched_for).
+    /// Where it says that it comes from; `None` where that is no IP address. Nobody vouches for address and port: a process
+    /// that connects by GID (`AF_IB`) writes all private data itself, those in which the connection manager has them for others
+    /// among them. On RoCE it finds devices that go by IP addresses and do not mind to whom a frame is addressed.
     pub fn peer(&self) -> Option<SocketAddr> {
         // SAFETY: The core's identifier is there until the handler returns, whose lock the core holds; it has filled in the
         // address of the peer, of which the family is 0 if it has none.
         unsafe { Address::read(ptr::addr_of!((*self.raw.as_ptr()).route.addr.dst_addr)) }
-    }
-
-    /// Whether what [`Self::peer`] says was written by the system of the peer's machine. On InfiniBand a process there that
-    /// connects by GID (`AF_IB`) writes all private data itself, those in which the connection manager has address and port of
-    /// others among them. On RoCE it finds nobody by that: the core has no Ethernet address for it.
-    pub fn is_vouched_for(&self) -> bool {
-        let raw = self.raw.as_ptr();
-        // SAFETY: The core's identifier is there until the handler returns. The core has bound it to the port that the request
-        // came by before it called the handler (`cma_ib_req_handler`, `iw_conn_req_handler`).
-        !unsafe { bindings::rdma_protocol_ib((*raw).device, (*raw).port_num) }
     }
 
     /// Refuses, and says something.
@@ -950,24 +906,6 @@ mod tests {
     }
 
     #[test]
-    fn a_port_is_bound_to_once() -> Result {
-        let told = told()?;
-        let at = |port| SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
-        let first = Id::new(CLIENT, QpType::Rc, told.clone())?;
-        first.bind(&at(1001))?;
-        let second = Id::new(CLIENT, QpType::Uc, told.clone())?;
-        assert_eq!(second.bind(&at(1001)).err(), Some(eaddrinuse()));
-        // It may have another.
-        second.bind(&at(1002))?;
-        assert!(second.bind(&at(1003)).is_err());
-        assert_eq!(second.lease().err(), Some(ENODEV));
-        drop(first);
-        let third = Id::new(CLIENT, QpType::Rc, told)?;
-        third.bind(&at(1001))?;
-        Ok(())
-    }
-
-    #[test]
     fn datagrams_have_no_connection() {
         for connected in [QpType::Rc, QpType::Uc] {
             assert!(is_connected(connected.as_raw()));
@@ -979,56 +917,6 @@ mod tests {
         ] {
             assert!(!is_connected(none));
         }
-    }
-
-    /// Zeroed memory for one of a type that C zeroes as well, and that is not used as a whole.
-    fn zeroed_room<T>() -> Result<KVec<u64>> {
-        if align_of::<T>() > align_of::<u64>() {
-            return Err(EINVAL);
-        }
-        let words = size_of::<T>().div_ceil(size_of::<u64>());
-        Ok(KVec::from_elem(0, words, GFP_KERNEL)?)
-    }
-
-    #[test]
-    fn on_infiniband_nobody_vouches_for_an_address() -> Result {
-        let mut ports = zeroed_room::<[bindings::ib_port_data; 2]>()?;
-        let mut device = zeroed_room::<bindings::ib_device>()?;
-        let mut id = zeroed_room::<bindings::rdma_cm_id>()?;
-        let port = ports.as_mut_ptr().cast::<bindings::ib_port_data>();
-        let device = device.as_mut_ptr().cast::<bindings::ib_device>();
-        let raw = id.as_mut_ptr().cast::<bindings::rdma_cm_id>();
-        // SAFETY: The memory is as large as what is written to, and nobody else's.
-        unsafe {
-            (*device).port_data = port;
-            (*raw).device = device;
-            (*raw).port_num = 1;
-        }
-        for (protocol, is_vouched_for) in [
-            (bindings::RDMA_CORE_CAP_PROT_IB, false),
-            (bindings::RDMA_CORE_CAP_PROT_ROCE, true),
-            (bindings::RDMA_CORE_CAP_PROT_ROCE_UDP_ENCAP, true),
-            (bindings::RDMA_CORE_CAP_PROT_IWARP, true),
-        ] {
-            let flags = protocol | bindings::RDMA_CORE_CAP_AF_IB;
-            // SAFETY: There are two ports, of which this is the second.
-            unsafe { (*port.add(1)).immutable.core_cap_flags = flags };
-            let mut fate = Fate::Refused;
-            let request = Request {
-                raw: NonNull::new(raw).ok_or(EINVAL)?,
-                client: CLIENT,
-                private_data: &[],
-                offered: Reads {
-                    responder_resources: 0,
-                    initiator_depth: 0,
-                },
-                fate: &mut fate,
-            };
-            assert_eq!(request.is_vouched_for(), is_vouched_for);
-            // Its family is 0: it has no address.
-            assert_eq!(request.peer(), None);
-        }
-        Ok(())
     }
 
     #[pin_data]

@@ -3,7 +3,7 @@
 //! The host of the split driver: a network interface whose network is at the far end of an RDMA connection.
 //!
 //! ```text
-//! modprobe rust_rdma_split_host server=192.168.1.1
+//! modprobe rust_rdma_split_host server=192.168.1.1 key=0x8f1d03a2c1b77e55
 //! ip link set split0 up
 //! ```
 //!
@@ -55,6 +55,10 @@ module! {
             default: 1,
             description: "1: the sender writes frames (push), 2: the receiver reads them (pull)",
         },
+        key: u64 {
+            default: 0,
+            description: "What the I/O unit wants its hosts to know",
+        },
         separate_indication: u8 {
             default: 0,
             description: "1: a message tells of each write, in place of immediate data",
@@ -85,6 +89,7 @@ impl kernel::Module for HostModule {
         let known = Service::from_number(*parameters).ok_or(EINVAL)?;
         let mover = Variant::from_number(*module_parameters::variant.value()).ok_or(EINVAL)?;
         let mut options = Options::new(known, mover, MAX_MTU + OVERHEAD);
+        options.key = *module_parameters::key.value();
         options.threshold = *module_parameters::threshold.value();
         options.separate_indication = *module_parameters::separate_indication.value() != 0;
         Ok(Self {

@@ -3,7 +3,7 @@
 //! The I/O unit of the split driver: lends an interface of its machine to hosts.
 //!
 //! ```text
-//! modprobe rust_rdma_split_unit lan=eth1
+//! modprobe rust_rdma_split_unit lan=eth1 key=0x8f1d03a2c1b77e55
 //! cat /sys/kernel/debug/rust_rdma_split_unit/hosts
 //! ```
 //!
@@ -65,9 +65,13 @@ module! {
             default: 0,
             description: "1: hosts may take any address that nobody has here, send with others, and have all frames",
         },
+        key: u64 {
+            default: 0,
+            description: "What hosts have to know, which are told the same: 64 random bits",
+        },
         insecure: u8 {
             default: 0,
-            description: "1: also those are hosts that connect from ports of any user (1024 and above)",
+            description: "1: there is no key, and who can connect is a host, any user of their machines too",
         },
         separate_indication: u8 {
             default: 0,
@@ -100,6 +104,11 @@ impl kernel::Module for UnitModule {
             pr_info!("there is nothing to lend: lan=INTERFACE\n");
             return Ok(Self { _serving: None });
         }
+        let secret = *module_parameters::key.value();
+        if secret == 0 && *module_parameters::insecure.value() == 0 {
+            pr_err!("a key that hosts have to know is needed: key=NUMBER (or insecure=1)\n");
+            return Err(EINVAL);
+        }
         let most = *module_parameters::hosts.value() as usize;
         let lent = Lent::new(name, most, *module_parameters::trust.value() != 0)?;
         let mut options = Options::new(Service::Acknowledged, Variant::Push, MAX_MTU + OVERHEAD);
@@ -107,7 +116,7 @@ impl kernel::Module for UnitModule {
         options.separate_indication = *module_parameters::separate_indication.value() != 0;
         options.hosts = most;
         options.hosts_of_one = *module_parameters::hosts_of_one.value() as usize;
-        options.insecure = *module_parameters::insecure.value() != 0;
+        options.key = secret;
         let folder = debugfs::Dir::new(c"rust_rdma_split_unit");
         let shown = KBox::pin_init(
             folder.read_only_file(c"hosts", Ok::<_, Error>(lent.hosts())),

@@ -5,9 +5,7 @@
 use super::arrivals::{Arrivals, Full};
 use super::steps::{join, new_session, Events};
 use super::{Link, Options, Owner, Queues, Shared, Statistics, CLIENT};
-use crate::protocol::{
-    Channel, Join, Layout, Role, Service, Variant, Violation, JOIN_MAGIC, UNPRIVILEGED_PORT,
-};
+use crate::protocol::{Channel, Join, Layout, Role, Service, Variant, Violation, JOIN_MAGIC};
 use crate::rdma::QpType;
 use crate::rdma_cm::{self, Acceptor, Request};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -101,12 +99,6 @@ impl<O: Owner> Links<O> {
         }
         self.arrivals.admit(from, now)
     }
-}
-
-/// Whether that is somebody whom the system of his machine has connected, and not any user of it: where that system
-/// vouches for his address at all.
-fn is_privileged(peer: &SocketAddr, is_vouched_for: bool) -> bool {
-    is_vouched_for && (1..UNPRIVILEGED_PORT).contains(&peer.port())
 }
 
 impl<F: Factory> Listener<F> {
@@ -305,17 +297,9 @@ impl<F: Factory> Acceptor for Door<F> {
     fn request(self: &Arc<Self>, request: Request<'_>) {
         // Who has no IP address is nobody that could be counted, or told from others.
         let Some(peer) = request.peer() else {
-            self.links.lock().past.count(Violation::Unprivileged);
+            self.links.lock().past.count(Violation::BadJoin);
             return;
         };
-        let is_vouched_for = request.is_vouched_for();
-        if !self.options.insecure && !is_privileged(&peer, is_vouched_for) {
-            self.links.lock().past.count(Violation::Unprivileged);
-            if !is_vouched_for && self.queues.said.allows(REFUSED) {
-                pr_warn!("a host was refused: on InfiniBand insecure=1 is needed\n");
-            }
-            return;
-        }
         let from = peer.ip().to_canonical();
         let Some((theirs, options)) = self.read(&request) else {
             self.links.lock().past.count(Violation::BadJoin);
@@ -454,18 +438,5 @@ mod tests {
         drop(links.all.pop());
         assert_eq!(links.admit(one, &options, 0), Ok(()));
         Ok(())
-    }
-
-    #[test]
-    fn who_comes_from_a_port_of_any_user_is_no_host() {
-        let from = |port| SocketAddr::from((Ipv4Addr::new(10, 0, 0, 7), port));
-        for port in [1, 850, 1023] {
-            assert!(is_privileged(&from(port), true));
-            // A number that any user may have written.
-            assert!(!is_privileged(&from(port), false));
-        }
-        for port in [0, 1024, 18_530, 65_535] {
-            assert!(!is_privileged(&from(port), true));
-        }
     }
 }

@@ -200,8 +200,8 @@ pub struct Options {
     pub hosts: usize,
     /// Of these, hosts from one address: one, and those of its connections that the I/O unit does not know to be lost yet.
     pub hosts_of_one: usize,
-    /// An I/O unit takes hosts that connect from ports which any user of their machine may have.
-    pub insecure: bool,
+    /// What an I/O unit and its hosts know, and nobody else: who says another is refused.
+    pub key: u64,
 }
 
 impl Options {
@@ -227,7 +227,7 @@ impl Options {
             pools,
             hosts: 64,
             hosts_of_one: 4,
-            insecure: false,
+            key: 0,
         }
     }
 

@@ -18,16 +18,16 @@ use super::stock::{chunks, Stock};
 use super::{
     Frame, Link, Options, Owner, Place, Shape, Shared, CLIENT, CONFIG_MAX, MORE_POOLS, PATIENCE,
 };
-use crate::kernel_ext::errno::{eaddrinuse, econnrefused, eopnotsupp};
+use crate::kernel_ext::errno::{econnrefused, eopnotsupp};
 use crate::kernel_ext::{random, rcu};
 use crate::protocol::{
     self, Join, Layout, PoolKind, PoolOffer, Role, Service, Status, Variant, CONTROL_DEPTH,
-    CONTROL_MAX, DATA_HEADER, HOST_PORTS, JOIN_MAGIC, MAX_POOLS, VERSION,
+    CONTROL_MAX, DATA_HEADER, JOIN_MAGIC, MAX_POOLS, VERSION,
 };
 use crate::rdma::consumer::{Buffer, Chunk, Cq, Depth, Keep, Lease, Pd, PollContext, Region};
 use crate::rdma::QpType;
 use crate::rdma_cm::{Event, Handler, Id, Parameters};
-use core::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use core::net::SocketAddr;
 use kernel::prelude::*;
 use kernel::sync::Arc;
 use kernel::time::msecs_to_jiffies;
@@ -234,20 +234,6 @@ fn failed(step: &'static str) -> impl FnOnce(Error) -> Fault {
     move |error| Fault::Failed(step, error)
 }
 
-/// Binds an identifier to a port that only the system has, not each user: an I/O unit wants that.
-fn bind<O: Owner>(id: &Id<Events<O>>, peer: &SocketAddr) -> Result {
-    let any = |port| match peer {
-        SocketAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)),
-        SocketAddr::V6(v6) => {
-            // Zero but for addresses of a link.
-            SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, port, 0, v6.scope_id()).into()
-        }
-    };
-    let mut ports = HOST_PORTS.map(|port| id.bind(&any(port)));
-    let is_ours = |bound: &Result| *bound != Err(eaddrinuse());
-    ports.find(is_ours).unwrap_or(Err(eaddrinuse()))
-}
-
 /// Puts an identifier where there is none. One that is there is not replaced: dropping it waits for its queue pair,
 /// which this task has to end first.
 fn fill<T>(place: &mut Option<T>, id: T) -> core::result::Result<(), Fault> {
@@ -327,6 +313,7 @@ pub(super) fn join(
         reserved: 0,
         session: sessions.0,
         peer_session: sessions.1,
+        key: options.key,
     }
 }
 
@@ -501,7 +488,6 @@ impl<O: Owner> Shared<O> {
         let handler = Arc::new(handler, GFP_KERNEL)?;
         let id = Id::new(CLIENT, qp_type(self.options.service), handler)?;
         let peer = steps.peer.as_ref().ok_or(EINVAL)?;
-        bind(&id, peer)?;
         id.resolve_addr(peer, RESOLVE)?;
         Ok(id)
     }

@@ -383,6 +383,15 @@ pub const JOINS: &[WrongJoin] = &[
         },
     },
     WrongJoin {
+        counter: "bad_key",
+        name: "another key",
+        run: |unit| {
+            let mut join = join(Role::Host, ferrite_split::Channel::Control, 0);
+            join.key ^= 1 << 40;
+            refused(unit, &join)
+        },
+    },
+    WrongJoin {
         counter: "other_session",
         name: "frames for nobody",
         run: |unit| refused(unit, &join(Role::Host, ferrite_split::Channel::Data, 77)),

@@ -5,8 +5,6 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::ptr;
 use std::time::{Duration, Instant};
 
-use ferrite_split::HOST_PORTS;
-
 use crate::sys::*;
 
 /// For whatever is not to take for ever.
@@ -98,24 +96,6 @@ impl Id {
             kind
         };
         Ok(Some(kind))
-    }
-}
-
-impl Id {
-    /// Binds it to a port that other users cannot have, as hosts do. Where this is no process of root's it stays as it is,
-    /// and an I/O unit refuses it.
-    fn bind_as_root(&self) {
-        for port in HOST_PORTS {
-            let mut at = address(Ipv4Addr::UNSPECIFIED, port);
-            // SAFETY: the address is one, and the identifier is new; where this fails it is as before.
-            let bound = unsafe { rdma_bind_addr(self.0, (&raw mut at).cast::<sockaddr>()) };
-            // The second is what the kernel says of a port of any address.
-            let taken = [Some(libc::EADDRINUSE), Some(libc::EADDRNOTAVAIL)];
-            let error = std::io::Error::last_os_error().raw_os_error();
-            if bound == 0 || !taken.contains(&error) {
-                return;
-            }
-        }
     }
 }
 
@@ -358,7 +338,6 @@ impl Channel {
     /// Connects to somebody.
     pub fn connect(to: Ipv4Addr, port: u16, private_data: &[u8]) -> Result<Self, String> {
         let id = Id::new()?;
-        id.bind_as_root();
         let mut at = address(to, port);
         // SAFETY: the address is one, and the identifier is new.
         unsafe {

@@ -27,6 +27,8 @@ split-peer crowd ADDRESS               as more hosts than may come from one addr
 split-peer forge ADDRESS OWN HOW       as any process, by GID (AF_IB), with what the kernel writes for others written by itself:
                                        that it comes from OWN and a port of the system's. HOW is gid, link or path
 
+SPLIT_KEY is what the I/O unit wants its hosts to know; without it this is somebody who does not.
+
 For each attack a line: `ok COUNTER NAME (TIME)`, where COUNTER is what the other side counts it as, or `not ok ...`.
 Where counters are named, only what is counted as one of them is done.
 ";
@@ -86,7 +88,14 @@ fn join(role: Role, channel: ferrite_split::Channel, peer_session: u32) -> Join 
         reserved: 0,
         session: SESSION,
         peer_session,
+        key: key(),
     }
+}
+
+/// What the I/O unit wants its hosts to know, or 0 for who does not know.
+fn key() -> u64 {
+    let text = std::env::var("SPLIT_KEY").unwrap_or_default();
+    text.parse().unwrap_or(0)
 }
 
 impl Peer {
@@ -350,7 +359,7 @@ fn dispatch() -> Result<bool, String> {
             };
             let unit = address(unit)?;
             let said = [
-                header(address(own)?, *HOST_PORTS.start(), unit),
+                header(address(own)?, 850, unit),
                 bytes(&join(Role::Host, ferrite_split::Channel::Control, 0)),
             ]
             .concat();

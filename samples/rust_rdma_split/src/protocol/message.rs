@@ -253,6 +253,9 @@ impl Join {
         if !fits {
             return Err(Violation::BadJoin);
         }
+        if theirs.key != own.key {
+            return Err(Violation::BadKey);
+        }
         // Whoever names a session names the right one.
         let knows = theirs.peer_session == own.session || theirs.peer_session == 0;
         let known = own.peer_session == theirs.session || own.peer_session == 0;

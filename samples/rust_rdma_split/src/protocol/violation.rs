@@ -89,8 +89,8 @@ violations! {
     BadJoin, "bad_join";
     /// No answer in time, nothing at all from a host, or nothing given back of what frames went to.
     Silent, "silent";
-    /// A connection from a port that any user of the peer's machine may have.
-    Unprivileged, "unprivileged";
+    /// A connection of somebody who does not know the key, or knows another.
+    BadKey, "bad_key";
     /// A connection more than one address may have at a time, or sooner after others than it may.
     Crowded, "crowded";
 }

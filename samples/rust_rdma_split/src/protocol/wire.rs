@@ -3,14 +3,9 @@
 //! The layouts of all messages.
 
 use super::layout::{is_reserved, Field, FieldInfo, Layout};
-use core::ops::RangeInclusive;
 
 /// Where an I/O unit listens if nothing else is said: a port that a user of its machine cannot have.
 pub const DEFAULT_PORT: u16 = 815;
-/// The first port that any user of a machine may have; a host connects from one below it.
-pub const UNPRIVILEGED_PORT: u16 = 1024;
-/// Those that hosts connect from.
-pub const HOST_PORTS: RangeInclusive<u16> = 850..=1023;
 /// The version that is spoken here, in each message.
 pub const VERSION: u16 = 1;
 /// Bytes of the longest message of the control channel.
@@ -144,7 +139,7 @@ numbers! {
 
 layout! {
     /// The private data of a connection request, and of the answer to it.
-    pub struct Join: 20 {
+    pub struct Join: 28 {
         /// `JOIN_MAGIC`.
         0 => magic: u32,
         /// `VERSION`.
@@ -163,6 +158,8 @@ layout! {
         12 => session: u32,
         /// The peer's number, or 0 in the request of the control channel, when it is not known yet.
         16 => peer_session: u32,
+        /// What only hosts of this I/O unit and itself know: the same on both sides.
+        20 => key: u64,
     }
 
     /// What every message begins with.

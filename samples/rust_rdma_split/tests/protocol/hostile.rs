@@ -494,7 +494,7 @@ fn what_is_wrong_is_refused_and_counted_and_a_new_connection_works() {
     seen.extend([
         Violation::BadJoin,
         Violation::Silent,
-        Violation::Unprivileged,
+        Violation::BadKey,
         Violation::Crowded,
     ]);
     let all: BTreeSet<Violation> = Violation::ALL.iter().map(|it| it.0).collect();

@@ -61,6 +61,7 @@ fn joins_agree_or_are_refused() {
         reserved: 0,
         session: 5,
         peer_session: 0,
+        key: 0x0123_4567_89ab_cdef,
     };
     let unit = Join {
         role: Role::Unit.number(),
@@ -95,6 +96,14 @@ fn joins_agree_or_are_refused() {
             Violation::BadJoin,
         ),
         (Join { session: 0, ..host }, Violation::BadJoin),
+        (Join { key: 0, ..host }, Violation::BadKey),
+        (
+            Join {
+                key: host.key ^ 1 << 63,
+                ..host
+            },
+            Violation::BadKey,
+        ),
         (
             Join {
                 peer_session: 7,
@@ -106,7 +115,7 @@ fn joins_agree_or_are_refused() {
     for (join, violation) in wrong {
         assert_eq!(check(unit, join), Err(violation));
     }
-    assert_eq!(Join::check(&unit, &[0; 19]), Err(Violation::BadJoin));
+    assert_eq!(Join::check(&unit, &[0; 27]), Err(Violation::BadJoin));
     // The data channel belongs to a control channel.
     let data = |join: Join, peer_session| Join {
         channel: Channel::Data.number(),

@@ -113,7 +113,7 @@ impl Machines {
         self.vm(HOST)?
             .sh("ip addr add 192.168.9.1/24 dev eth1; ip link set eth1 up")?;
         self.vm(UNIT)?.sh(
-            "ip link set eth1 up && insmod /ferrite/modules/rust_rdma_split_unit.ko lan=eth1",
+            "ip link set eth1 up && insmod /ferrite/modules/rust_rdma_split_unit.ko lan=eth1 key=815",
         )?;
         self.vm(LAN)?.sh("ip link set eth0 down
              ip addr add 192.168.7.3/24 dev eth1; ip link set eth1 up
@@ -137,7 +137,7 @@ impl Machines {
         let loaded = host.sh_in(
             &format!(
                 "set -e
-                 insmod /ferrite/modules/rust_rdma_split_host.ko server=10.77.0.{UNIT} variant={variant}
+                 insmod /ferrite/modules/rust_rdma_split_host.ko server=10.77.0.{UNIT} key=815 variant={variant}
                  ip addr add 192.168.7.1/24 dev split0
                  ip link set split0 up"
             ),
