@@ -37,6 +37,11 @@ __rust_helper bool rust_helper_netif_running(const struct net_device *dev)
 	return netif_running(dev);
 }
 
+__rust_helper bool rust_helper_netif_device_present(const struct net_device *dev)
+{
+	return netif_device_present(dev);
+}
+
 __rust_helper bool rust_helper_netif_carrier_ok(const struct net_device *dev)
 {
 	return netif_carrier_ok(dev);

@@ -521,16 +521,17 @@ impl<D: Driver> Device<D> {
         self.private().started.store(0, Relaxed);
     }
 
-    /// Opens it where it is up and could not be [restarted](Self::restart).
+    /// Opens it where it is up, has [hardware](Self::detach) and could not be [restarted](Self::restart).
     pub fn reopen(&self, rtnl: &Rtnl) -> Result {
-        if self.is_running() {
+        // SAFETY: The reference keeps the device.
+        if self.is_running() && unsafe { bindings::netif_device_present(self.as_raw()) } {
             self.start(rtnl)?;
         }
         Ok(())
     }
 
     /// Makes a change that its queues must not see: where it is up it is stopped before and opened afterwards, which may
-    /// fail. It has no queues that are polled then, until it was brought down and up.
+    /// fail. It has no queues that are polled then, until it is [opened again](Self::reopen), or brought down and up.
     pub fn restart<R>(&self, rtnl: &Rtnl, change: impl FnOnce() -> R) -> Result<R> {
         let started = self.private().started.load(Relaxed) != 0;
         self.halt(rtnl);
@@ -551,7 +552,9 @@ impl<D: Driver> Device<D> {
 
     /// There is hardware behind it, again: where it is up it is opened.
     pub fn attach(&self, rtnl: &Rtnl) -> Result {
-        self.reopen(rtnl)?;
+        if self.is_running() {
+            self.start(rtnl)?;
+        }
         // SAFETY: The reference keeps the device.
         unsafe { bindings::netif_device_attach(self.as_raw()) };
         Ok(())

@@ -338,12 +338,14 @@ impl Hardware {
     /// Notes whether the link is up, and tells the interface.
     pub(crate) fn set_link(&self, up: bool) {
         self.link_up.store(u32::from(up), Relaxed);
-        self.tell_carrier(up);
+        self.tell_carrier();
     }
 
-    fn tell_carrier(&self, carrier: bool) {
+    /// Tells the interface whether it has a carrier.
+    pub(crate) fn tell_carrier(&self) {
+        // Looked at with the lock held, so that who is last tells of what is so last.
         if let Some(interface) = &*self.interface.lock() {
-            interface.set_carrier(carrier);
+            interface.set_carrier(self.link_up() && !self.is_dead());
         }
     }
 
@@ -412,7 +414,7 @@ impl Hardware {
             _ => dev_err!(self.pdev, "device failed, its users are told to let go\n"),
         }
         self.registers.request_reset();
-        self.tell_carrier(false);
+        self.tell_carrier();
         self.sink.raise(device_event::FATAL);
         // It was never queued before: this is the first failure.
         drop(self.failure_work.enqueue::<_, 0>(self.clone()));

@@ -810,8 +810,8 @@ impl Attachment {
         let dev = &this.dev;
         *this.hw.interface.lock() = Some(dev.hold());
         Rtnl::with(|rtnl| dev.attach(rtnl))?;
-        // After events of the link find it.
-        dev.set_carrier(this.hw.link_up() && !this.hw.is_dead());
+        // Events of the link find it by now.
+        this.hw.tell_carrier();
         pr_info!(
             "{}: {} channels, MTU to {}\n",
             dev.name(),

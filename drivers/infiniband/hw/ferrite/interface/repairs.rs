@@ -103,7 +103,8 @@ impl WorkItem for Repairs {
         if let Some(hw) = dev.hardware() {
             hw.check_health();
         }
-        let restarted = Rtnl::with(|rtnl| dev.restart(rtnl, || ()));
+        // Also where that has failed before: who finds that nothing is sent asks for it every few seconds.
+        let restarted = Rtnl::with(|rtnl| dev.restart(rtnl, || ()).and_then(|()| dev.reopen(rtnl)));
         if let Err(error) = restarted {
             pr_warn!("{}: channels are not made anew: {:?}\n", dev.name(), error);
         }
