@@ -15,7 +15,8 @@
 use crate::core::Core;
 use crate::memory::Host;
 use ferrite_abi::{
-    CompletionEntry, CompletionStatus, EventCode, EventEntry, Plain, COMPLETION_VALID_OFFSET,
+    CompletionEntry, CompletionStatus, EventCode, EventEntry, Plain, ReceivedEntry,
+    COMPLETION_VALID_OFFSET,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -76,11 +77,11 @@ pub struct Nonsense<T = f64> {
     pub events: T,
     /// In the reply to a query: what the device can do, states, page faults, counters, the clock.
     pub replies: T,
-    /// In a completion; its phase is right.
+    /// In a completion, and in the entry of a received frame; its phase is right.
     pub completions: T,
     /// In what a register reads as.
     pub registers: T,
-    /// In the words of doorbell records that the device writes.
+    /// In the words of doorbell records, and of channels' records, that the device writes.
     pub records: T,
 }
 
@@ -629,6 +630,25 @@ impl Misbehaving {
             } else {
                 random.spoil(bytes);
             }
+        }
+    }
+
+    /// Changes what is told of a received frame, perhaps.
+    pub(crate) fn spoil_received(&mut self, entry: &mut ReceivedEntry) {
+        if let Some(mut random) = self.completions.next(self.rules.nonsense.completions) {
+            self.misdeeds.nonsense.completions += 1;
+            random.spoil(entry.as_bytes_mut());
+        }
+    }
+
+    /// What is put into a record in place of a word, perhaps.
+    pub(crate) fn record_word(&mut self, value: u32) -> u32 {
+        match self.records.next(self.rules.nonsense.records) {
+            Some(mut random) => {
+                self.misdeeds.nonsense.records += 1;
+                random.vary(value.into(), 32) as u32
+            }
+            None => value,
         }
     }
 

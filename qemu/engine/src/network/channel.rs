@@ -327,14 +327,18 @@ impl Channel {
         self.transmit_next = self.transmit_next.wrapping_add(blocks);
     }
 
-    /// Tells the host which blocks are done; true when it wants an event for that.
-    pub(super) fn tell<M: HostMemory + ?Sized>(&mut self, memory: &M) -> Result<bool, Stopped> {
+    /// Tells the host which blocks are done, in the word that `say` makes of that; true when it wants an event for it.
+    pub(super) fn tell<M: HostMemory + ?Sized>(
+        &mut self,
+        memory: &M,
+        say: &mut dyn FnMut(u32) -> u32,
+    ) -> Result<bool, Stopped> {
         let (old, new) = (self.transmit_told, self.transmit_next);
         if old == new {
             return Ok(false);
         }
         let consumer = offset_of!(ChannelRecord, transmit_consumer);
-        self.record.store(memory, consumer, new)?;
+        self.record.store(memory, consumer, say(new))?;
         self.transmit_told = new;
         memory.fence();
         let arm = offset_of!(ChannelRecord, transmit_arm);
@@ -394,14 +398,17 @@ impl Channel {
         Ok(Some(place))
     }
 
-    /// Takes descriptors and tells of them by an entry, of which the index is filled in here; true
-    /// when the host wants an event for that.
+    /// Takes descriptors and tells of them by an entry, of which the index is filled in here, and which `spoil` may change;
+    /// true when the host wants an event for that.
     pub(super) fn deliver<M: HostMemory + ?Sized>(
         &mut self,
         memory: &M,
         mut entry: ReceivedEntry,
+        spoil: &mut dyn FnMut(&mut ReceivedEntry),
     ) -> Result<bool, Stopped> {
+        let buffers = entry.buffers;
         entry.index = self.receive_next;
+        spoil(&mut entry);
         entry.phase = phase_of(self.written, self.received.log_entries);
         let at = self.received.slot(self.written);
         let bytes = entry.as_bytes();
@@ -413,7 +420,7 @@ impl Channel {
         memory.store_u64(address, last)?;
         let old = self.written;
         self.written = old.wrapping_add(1);
-        self.receive_next = self.receive_next.wrapping_add(entry.buffers.into());
+        self.receive_next = self.receive_next.wrapping_add(buffers.into());
         memory.fence();
         let arm = offset_of!(ChannelRecord, receive_arm);
         let arm = self.record.load(memory, arm)?;

@@ -255,7 +255,12 @@ impl Network {
     }
 
     /// One turn of all channels.
-    pub(crate) fn transmit(&mut self, link_up: bool, host: &mut dyn Host) {
+    pub(crate) fn transmit(
+        &mut self,
+        link_up: bool,
+        host: &mut dyn Host,
+        say: &mut dyn FnMut(u32) -> u32,
+    ) {
         let start = self.counters;
         for _ in 0..self.ready.len() {
             let work = |counters: &ChannelCounters| counters.tx_frames + counters.tx_errors;
@@ -274,7 +279,7 @@ impl Network {
             };
             channel.scheduled = false;
             let result = self.serve(number, &mut channel, link_up, host);
-            let told = channel.tell(host);
+            let told = channel.tell(host, say);
             let (block, handler) = (channel.next_block(), channel.handler);
             let more = matches!(result, Ok(Served::More));
             if let Ok(Served::Full) = result {
@@ -406,7 +411,13 @@ impl Network {
     }
 
     /// A frame for the interface came.
-    pub(crate) fn receive<M: HostMemory + ?Sized>(&mut self, frame: &[u8], now: u64, memory: &M) {
+    pub(crate) fn receive<M: HostMemory + ?Sized>(
+        &mut self,
+        frame: &[u8],
+        now: u64,
+        memory: &M,
+        spoil: &mut dyn FnMut(&mut ReceivedEntry),
+    ) {
         let Some(&destination) = frame.first_chunk::<6>() else {
             self.counters.rx_length_errors += 1;
             return;
@@ -453,7 +464,7 @@ impl Network {
         }
         let (first, rest) = (&frame[..gap.start], &frame[gap.end..]);
         let is_group = destination[0] & 1 == 1;
-        let placed = place(channel, [first, rest], entry, memory);
+        let placed = place(channel, [first, rest], entry, memory, spoil);
         let handler = handler.unwrap_or(channel.handler);
         let own = channel.handler;
         let index = channel.next_descriptor();
@@ -562,6 +573,7 @@ fn place<M: HostMemory + ?Sized>(
     parts: [&[u8]; 2],
     mut entry: ReceivedEntry,
     memory: &M,
+    spoil: &mut dyn FnMut(&mut ReceivedEntry),
 ) -> Result<Placed, Stopped> {
     let length = parts[0].len() + parts[1].len();
     let first = channel.next_descriptor();
@@ -573,7 +585,7 @@ fn place<M: HostMemory + ?Sized>(
     let filled = !place.bad && fill(&place.buffers, parts, memory).is_ok();
     if filled {
         entry.length = length as u32;
-        let due = channel.deliver(memory, entry)?;
+        let due = channel.deliver(memory, entry, spoil)?;
         return Ok(Placed::Good { due });
     }
     let failed = ReceivedEntry {
@@ -582,7 +594,7 @@ fn place<M: HostMemory + ?Sized>(
         status: ReceivedStatus::BadBuffer.number(),
         ..ReceivedEntry::zeroed()
     };
-    let due = channel.deliver(memory, failed)?;
+    let due = channel.deliver(memory, failed, spoil)?;
     Ok(Placed::Bad { first, due })
 }
 
@@ -770,14 +782,24 @@ impl Core {
 
     /// A frame came that is not for queue pairs.
     pub(crate) fn receive_ordinary(&mut self, frame: &[u8], host: &mut dyn Host) {
-        self.network.receive(frame, self.now, host);
+        let misbehaviour = &mut self.misbehaviour;
+        self.network.receive(frame, self.now, host, &mut |entry| {
+            if let Some(misbehaving) = misbehaviour {
+                misbehaving.spoil_received(entry);
+            }
+        });
         self.tell_of_channels(host);
     }
 
     /// Gives channels their turn to send.
     pub(crate) fn transmit_ordinary(&mut self, host: &mut dyn Host) {
         if self.network.is_ready() {
-            self.network.transmit(self.link_up, host);
+            let misbehaviour = &mut self.misbehaviour;
+            self.network
+                .transmit(self.link_up, host, &mut |word| match misbehaviour {
+                    Some(misbehaving) => misbehaving.record_word(word),
+                    None => word,
+                });
             self.tell_of_channels(host);
         }
     }

@@ -6,8 +6,11 @@ use crate::wire::{drain, statuses, ALL, PD};
 use ferrite_abi::*;
 use ferrite_engine::core::ANSWER_RESERVE;
 use ferrite_engine::memory::{Room, Way, FRAME_OVERHEAD};
+use ferrite_engine::misbehaviour::Nonsense;
 use ferrite_engine::testing::{Node, QpOptions, SendWork};
-use ferrite_engine::{Disposition, Personality, COMMON_FEATURES, ETHERNET_FEATURES, FEATURES};
+use ferrite_engine::{
+    Disposition, Misbehaviour, Personality, COMMON_FEATURES, ETHERNET_FEATURES, FEATURES,
+};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::offset_of;
@@ -1671,9 +1674,14 @@ fn a_flood_of_frames_and_a_stream_of_packets_both_get_on() {
         for frame in std::mem::take(&mut to.host.sent) {
             nic.node.receive(&frame);
         }
-        // And a flood comes in.
-        for _ in 0..64 {
-            nic.node.receive(&plain(60, BROADCAST, PEER));
+        // And a flood comes in: to everybody and to this one, with a tag and without.
+        for number in 0..64 {
+            let to = [BROADCAST, nic.node.mac][number & 1];
+            let tagged = [0, 7, 0x88, 0xb6];
+            nic.node.receive(&match number & 2 {
+                0 => plain(60, to, PEER),
+                _ => ethernet(to, PEER, 0x8100, &[&tagged[..], &[0; 42]].concat()),
+            });
         }
         while nic.take(0).is_some() {}
         nic.node.now += 10_000;
@@ -1839,4 +1847,56 @@ fn memory_that_goes_away_stops_a_channel_and_not_the_device() {
         let status = nic.node.object_command(CommandOpcode::DestroyChannel, 0);
         assert_eq!(status, CommandStatus::Ok);
     }
+}
+
+#[test]
+fn a_device_that_misbehaves_tells_nonsense_of_frames_and_goes_on_where_it_was() {
+    let mut nic = Nic::new(1);
+    let mac = nic.node.mac;
+    let entry = |nic: &Nic, index: u64| -> ReceivedEntry {
+        nic.node
+            .host
+            .memory
+            .get(nic.channels[0].received + index * 32)
+    };
+    let rules = |nonsense: f64| Misbehaviour {
+        nonsense: Nonsense {
+            completions: nonsense,
+            records: nonsense,
+            ..Nonsense::default()
+        },
+        ..Misbehaviour::default()
+    };
+    let header = TransmitHeader {
+        pieces: 1,
+        ..TransmitHeader::zeroed()
+    };
+    let pieces = nic.pieces(&plain(60, PEER, mac), &[]);
+    let now = nic.node.now;
+    let node = &mut nic.node;
+    node.engine.misbehave(rules(1.0), now, &mut node.host);
+    let mut wrong = 0;
+    for index in 0..8 {
+        nic.node.receive(&plain(60, mac, PEER));
+        let entry = entry(&nic, index);
+        assert_eq!(entry.phase, phase_of(index as u32, LOG_ENTRIES));
+        wrong += u32::from((entry.index, entry.buffers, entry.length) != (index as u32, 1, 60));
+    }
+    assert!(wrong > 2, "{wrong} entries are wrong");
+    nic.write_request(0, header, &pieces);
+    nic.publish(0);
+    nic.node.settle();
+    assert_eq!(nic.sent().len(), 1);
+    let consumer = offset_of!(ChannelRecord, transmit_consumer);
+    assert_ne!(nic.word(0, consumer), 1);
+    // It knows itself where it is.
+    let node = &mut nic.node;
+    node.engine.misbehave(rules(0.0), now, &mut node.host);
+    nic.node.receive(&plain(60, mac, PEER));
+    let entry = entry(&nic, 8);
+    assert_eq!((entry.index, entry.buffers, entry.length), (8, 1, 60));
+    nic.write_request(0, header, &pieces);
+    nic.publish(0);
+    nic.node.settle();
+    assert_eq!(nic.word(0, consumer), 2);
 }
