@@ -12,6 +12,7 @@
 //! `libfuzzer/` has the programs, which `cargo fuzz` takes too), and by the tests of this crate:
 //! these repeat the inputs in `corpus/` and change them by seed ([`driver`]).
 
+mod channels;
 mod control;
 pub mod driver;
 mod frames;
@@ -30,12 +31,13 @@ pub use input::Input;
 pub type Target = fn(&[u8]);
 
 /// All targets.
-pub const TARGETS: [(&str, Target); 8] = [
+pub const TARGETS: [(&str, Target); 9] = [
     ("registers", guest::registers),
     ("commands", guest::commands),
     ("requests", requests::requests),
     ("lists", lists::lists),
     ("frames", frames::frames),
+    ("channels", channels::channels),
     ("vfio", vfio::vfio),
     ("shortcuts", shortcuts::shortcuts),
     ("control", control::control),

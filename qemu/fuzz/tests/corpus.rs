@@ -93,6 +93,11 @@ fn frames_reach_nothing_that_peers_have_no_right_to() {
 }
 
 #[test]
+fn channels_of_any_kind_leave_the_device_standing() {
+    try_target("channels");
+}
+
+#[test]
 fn vfio_user_messages_reach_nothing_that_is_not_mapped() {
     try_target("vfio");
 }
