@@ -234,7 +234,9 @@ impl Cluster {
                 vm.index, options.vms
             ))?;
             // The device's own interface comes with the driver.
-            if !options.only_card {
+            if options.only_card && !options.plain.contains(&vm.index) {
+                Self::configure_later(vm)?;
+            } else {
                 Self::give_address(vm)?;
             }
             // One that is not given a processor of the machine in time is taken for broken by the others.
@@ -252,9 +254,25 @@ impl Cluster {
     }
 
     /// Brings the interface of a VM up, with its address.
-    pub fn give_address(vm: &Vm) -> Result<()> {
+    fn give_address(vm: &Vm) -> Result<()> {
         vm.sh(&format!(
             "set -e; ip addr add {}/24 dev eth0; ip link set eth0 up",
+            vm.ip()
+        ))?;
+        Ok(())
+    }
+
+    /// Leaves `/run/interface` in a VM, which whoever loads or binds the driver runs: it brings the interface of the device
+    /// up, with its address and the MTU that the other kind of interface begins with.
+    fn configure_later(vm: &Vm) -> Result<()> {
+        vm.sh(&format!(
+            "cat >/run/interface <<'end'
+for i in /sys/class/net/*; do
+    case $(readlink $i/device/driver) in
+        */ferrite) ip addr replace {}/24 dev ${{i##*/}} && ip link set ${{i##*/}} mtu 9000 up || return;;
+    esac
+done
+end",
             vm.ip()
         ))?;
         Ok(())

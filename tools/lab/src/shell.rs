@@ -18,11 +18,13 @@ use crate::process::check_interrupted;
 use crate::step::{outside, say};
 use crate::vm::Vm;
 
-/// Loads the driver and what it stands on.
+/// Loads the driver and what it stands on; parameters may follow. An interface that comes with it is configured, as
+/// `/run/interface` says ([`Cluster`]).
 pub const LOAD_DRIVER: &str = "
 depends=$(modinfo -F depends /ferrite/modules/ferrite.ko)
 modprobe -qa ${depends//,/ } ib_uverbs rdma_ucm || true
-insmod /ferrite/modules/ferrite.ko";
+load() { insmod /ferrite/modules/ferrite.ko \"$@\" || return; [ ! -e /run/interface ] || . /run/interface; }
+load";
 
 /// Builds programs and modules for a kernel and gives the modules.
 pub fn build(kernel: &Kernel) -> Result<Vec<PathBuf>> {
@@ -133,11 +135,7 @@ pub fn try_scripts(options: &TryOptions) -> Result<bool> {
     if !options.plain && options.insmod {
         for vm in &cluster.vms {
             let outcome = vm.run(LOAD_DRIVER, Duration::from_secs(60))?;
-            if !outcome.ok() {
-                good = false;
-            } else if options.only_card {
-                Cluster::give_address(vm)?;
-            }
+            good &= outcome.ok();
             println!(
                 "[{}] insmod: exit {} {}{}",
                 vm.name(),

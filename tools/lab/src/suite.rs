@@ -799,9 +799,6 @@ fn boot_group(group: &Group, wanted: &Options, run: &RunDir, attempt: usize) -> 
         if group.load_driver {
             vm.sh(crate::shell::LOAD_DRIVER)
                 .context("loading the driver")?;
-            if options.only_card {
-                Cluster::give_address(vm)?;
-            }
         }
     }
     for vm in cluster.vms.iter().filter(|_| group.load_driver) {

@@ -17,9 +17,10 @@ const UNBIND: &str = "cd /sys/bus/pci/drivers/ferrite
     bound=$(ls -d *:*:*.* 2>/dev/null); [ -z \"$bound\" ] || echo $bound >/run/functions
     for f in $bound; do echo $f >unbind || exit; done";
 
-/// Gives the driver what it does not have of that.
+/// Gives the driver what it does not have of that, and configures an interface that comes with it.
 pub const BIND: &str = "cd /sys/bus/pci/drivers/ferrite
-    for f in $(cat /run/functions); do [ -e $f ] || echo $f >bind || exit; done";
+    for f in $(cat /run/functions); do [ -e $f ] || echo $f >bind || exit; done
+    [ ! -e /run/interface ] || . /run/interface";
 
 /// Sets `reporters` to the devlink instances of what the driver has.
 pub const REPORTERS: &str =

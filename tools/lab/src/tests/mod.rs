@@ -307,6 +307,21 @@ pub fn groups() -> Vec<Group> {
             ],
         },
         Group {
+            name: "one card",
+            flavour: Flavour::Stock,
+            load_driver: true,
+            options: |o| Options {
+                cpus: 4,
+                only_card: true,
+                ..o
+            },
+            long: false,
+            tests: &[
+                ("one card", only_card::SHORT_TESTS),
+                ("one card", only_card::PROCESSORS),
+            ],
+        },
+        Group {
             name: "split",
             flavour: Flavour::Test,
             load_driver: false,

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Machines whose only network card is the device: network and RDMA in one PCI function.
 
-use std::time::Duration;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure, Context, Result};
 use serde_json::json;
 
-use super::driver::{bind, unbind, PATIENCE};
+use super::driver::{bind, bind_anew, unbind, PATIENCE};
 use super::{still_works, wait_active, VmTest};
 use crate::cluster::{Cluster, Options};
-use crate::traffic::{client_server, wait_listening};
-use crate::vm::Vm;
+use crate::process::wait_until;
+use crate::traffic::{client_server, perftest, wait_listening};
+use crate::vm::{Running, Vm};
 
 /// One device may send from any address, the other from its own alone.
 pub fn options(usual: Options) -> Options {
@@ -60,10 +62,36 @@ pub const LIFECYCLE: &[VmTest] = &[
         failure,
     ),
     VmTest::new(
+        "what a device says of frames that cannot be is not believed: it is given up, and comes back",
+        nonsense,
+    ),
+    VmTest::new(
         "the driver lets go under traffic, and takes it again",
         unbound,
     ),
     VmTest::new("the module goes under traffic", unloaded),
+    VmTest::last("the process of the device is killed under traffic", killed),
+];
+
+/// With four processors and a vector for each.
+pub const PROCESSORS: &[VmTest] = &[
+    VmTest::new(
+        "flows are spread over processors and each stays on one, while key and table change",
+        flows,
+    ),
+    VmTest::new(
+        "a flood of small frames, to everybody and with tags, and RDMA both get on",
+        flood,
+    ),
+];
+
+/// Of that as much as every run has time for.
+pub const SHORT_TESTS: &[VmTest] = &[
+    VmTest::new(
+        "the function is the only card, and its port has its interface",
+        paired,
+    ),
+    VmTest::new("a cable that is pulled is a carrier that is lost", cable),
 ];
 
 const SHORT: Duration = Duration::from_secs(60);
@@ -108,6 +136,7 @@ fn set_mtu(cluster: &Cluster, mtu: u32) -> Result<()> {
 }
 
 fn frames(cluster: &Cluster) -> Result<()> {
+    set_mtu(cluster, 1500)?;
     // The shortest, those that are copied and those that are not, the largest.
     for bytes in [0, 18, 200, 214, 215, 300, 1472] {
         both_ways(cluster, bytes)?;
@@ -533,6 +562,32 @@ fn failure(cluster: &Cluster) -> Result<()> {
     still_works(cluster)
 }
 
+fn nonsense(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    // Entries of received frames, and how far the device has sent.
+    for what in ["completions", "records"] {
+        one.sh("dmesg -C")?;
+        under_traffic(cluster, || {
+            let rules = json!({"cmd": "misbehave", "seed": 5, "nonsense": {what: 0.2}});
+            cluster.device_command(1, &rules)?;
+            let failed = one.wait_for("dmesg | grep -q 'device failed'", SHORT);
+            cluster.device_command(1, &json!({"cmd": "misbehave"}))?;
+            failed.with_context(|| format!("nonsense in {what} was believed"))?;
+            one.wait_for(&format!("ping -c 1 -W 2 {}", two.ip()), 2 * SHORT)
+        })?;
+        let said = one.sh("dmesg")?;
+        ensure!(
+            said.lines().any(|line| line.contains(": channel ")),
+            "another part of the driver gave the device up after nonsense in {what}:\n{said}"
+        );
+        wait_active(one)?;
+        both_ways(cluster, 1472)?;
+    }
+    // Two failures in a row are waited for longer: the next test begins anew.
+    bind_anew(one)?;
+    still_works(cluster)
+}
+
 fn unbound(cluster: &Cluster) -> Result<()> {
     let (one, _) = cluster.two()?;
     for _ in 0..2 {
@@ -541,7 +596,6 @@ fn unbound(cluster: &Cluster) -> Result<()> {
             let there = one.run("ip link show eth0", SHORT)?;
             ensure!(!there.ok(), "the interface is there without the driver");
             one.sh_in(super::driver::BIND, PATIENCE)?;
-            Cluster::give_address(one)?;
             both_ways(cluster, 56)
         })?;
     }
@@ -554,12 +608,226 @@ fn unloaded(cluster: &Cluster) -> Result<()> {
     under_traffic(cluster, || {
         one.sh_in("rmmod ferrite", PATIENCE)?;
         one.sh(crate::shell::LOAD_DRIVER)?;
-        Cluster::give_address(one)?;
         both_ways(cluster, 56)
     })?;
     wait_active(one)?;
     match still_works(cluster) {
         Ok(()) => Ok(()),
         Err(error) => bail!("after it was loaded again: {error:#}"),
+    }
+}
+
+fn killed(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    under_traffic(cluster, || {
+        cluster.remove_device(2)?;
+        // Whoever asks it something finds that it is not there.
+        two.wait_for(
+            "ethtool -S eth0 >/dev/null; ! ip link show eth0 >/dev/null || [ $(cat /sys/class/net/eth0/carrier) = 0 ]",
+            2 * SHORT,
+        )?;
+        let lost = one.run(&format!("ping -c 1 -W 1 {}", two.ip()), SHORT)?;
+        ensure!(
+            !lost.ok(),
+            "frames are answered by a machine without a card"
+        );
+        // Whoever asks and changes is answered.
+        two.run("ethtool -S eth0; ethtool -L eth0 combined 1; ip link set eth0 mtu 2000; ip link set eth0 down; ip link set eth0 up", 2 * SHORT)?;
+        Ok(())
+    })?;
+    two.sh_in("rmmod ferrite", PATIENCE)
+        .context("the driver does not unload")?;
+    let there = two.run("ip link show eth0", SHORT)?;
+    ensure!(!there.ok(), "the interface is there without the driver");
+    // The machine left behind serves on.
+    one.sh("rdma link | grep -q 'state ACTIVE'")?;
+    one.sh_in("rmmod ferrite", PATIENCE)?;
+    super::no_leaks(cluster)
+}
+
+const FLOWS: u16 = 32;
+const CHANNELS: usize = 4;
+/// The first port of those that send them, and that of who receives them (`tests/clients/flows`).
+const FIRST_PORT: u16 = 10_000;
+const TO_PORT: u16 = 7020;
+
+/// The key that the published vectors of the hash are for.
+const PUBLISHED: [u8; 40] = [
+    0x6d, 0x5a, 0x56, 0xda, 0x25, 0x5b, 0x0e, 0xc2, 0x41, 0x67, 0x25, 0x3d, 0x43, 0xa3, 0x8f, 0xb0,
+    0xd0, 0xca, 0x2b, 0xcb, 0xae, 0x7b, 0x30, 0xb4, 0x77, 0xcb, 0x2d, 0xa3, 0x80, 0x30, 0xf2, 0x0c,
+    0x6a, 0x42, 0xb7, 0x3b, 0xbe, 0xac, 0x01, 0xfa,
+];
+
+/// Toeplitz's hash: for each bit of the input that is set the 32 bits of the key from there on.
+fn hash(key: &[u8; 40], input: &[u8]) -> u32 {
+    let bit = |bytes: &[u8], at: usize| bytes[at / 8] >> (7 - at % 8) & 1;
+    (0..input.len() * 8)
+        .filter(|at| bit(input, *at) == 1)
+        .map(|at| (at..at + 32).fold(0, |word, at| word << 1 | u32::from(bit(key, at))))
+        .fold(0, |hash, word| hash ^ word)
+}
+
+/// The input of the hash for a flow between two addresses.
+fn tuple(from: ([u8; 4], u16), to: ([u8; 4], u16)) -> Vec<u8> {
+    [
+        &from.0[..],
+        &to.0,
+        &from.1.to_be_bytes(),
+        &to.1.to_be_bytes(),
+    ]
+    .concat()
+}
+
+/// The processors that have served each flow in a span that begins now, in which each flow has carried something.
+fn span(vm: &Vm, serving: &Running<'_>) -> Result<BTreeMap<u16, BTreeSet<usize>>> {
+    let told = || -> Result<(u64, BTreeMap<u16, (u64, BTreeSet<usize>)>)> {
+        let text = vm.sh("cat /run/flows")?;
+        let mut lines = text.lines();
+        let span = lines.next().context("no span")?.parse()?;
+        let mut flows = BTreeMap::new();
+        for line in lines {
+            let words: Vec<u64> = line
+                .split_whitespace()
+                .map(str::parse)
+                .collect::<Result<_, _>>()?;
+            let [port, bytes, processors @ ..] = &words[..] else {
+                bail!("no flow: {line}");
+            };
+            let processors = processors.iter().map(|one| *one as usize).collect();
+            flows.insert(u16::try_from(*port)?, (*bytes, processors));
+        }
+        Ok((span, flows))
+    };
+    // What was on its way when something was changed is of the first span.
+    for _ in 0..2 {
+        let (before, _) = told()?;
+        serving.signal(libc::SIGUSR1)?;
+        let all = wait_until(Instant::now() + vm.at_most(2 * SHORT), || {
+            let (now, flows) = told()?;
+            Ok(now > before
+                && flows.len() == usize::from(FLOWS)
+                && flows.values().all(|(bytes, _)| *bytes >= 1000))
+        })?;
+        ensure!(all, "some flows carry nothing: {:?}", told()?);
+    }
+    let (_, flows) = told()?;
+    Ok(flows
+        .into_iter()
+        .map(|(port, (_, processors))| (port, processors))
+        .collect())
+}
+
+fn flows(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    let channels = two.sh("ethtool -l eth0 | grep -c 'Combined:[[:space:]]*4$'")?;
+    ensure!(channels.trim() == "2", "there are not four channels");
+    two.sh("rm -f /run/flows")?;
+    let program = "exec /ferrite/tests/clients/flows";
+    let serving = two.spawn(
+        &format!("{program} serve {} {FLOWS} /run/flows 2>&1", two.ip()),
+        20 * SHORT,
+    )?;
+    wait_listening(two, TO_PORT)?;
+    let sending = one.spawn(
+        &format!("{program} send {} {FLOWS} 2>&1", two.ip()),
+        20 * SHORT,
+    )?;
+    let seen = spread_as_told(two, &serving);
+    let sent = sending.end_with(libc::SIGTERM)?;
+    let received = serving.wait()?;
+    two.sh("ethtool -X eth0 default")?;
+    seen.with_context(|| format!("{sent:?}, {received:?}"))?;
+    // Nothing was lost or doubled on the way.
+    ensure!(received.out.contains("whole"), "{received:?}");
+    Ok(())
+}
+
+fn spread_as_told(two: &Vm, serving: &Running<'_>) -> Result<()> {
+    two.wait_for("test -s /run/flows", SHORT)?;
+    // Each channel has a processor of its own.
+    let mut processors = Vec::new();
+    for channel in 0..CHANNELS {
+        let weights: Vec<_> = (0..CHANNELS)
+            .map(|other| u8::from(other == channel).to_string())
+            .collect();
+        two.sh(&format!("ethtool -X eth0 weight {}", weights.join(" ")))?;
+        let all: BTreeSet<usize> = span(two, serving)?.into_values().flatten().collect();
+        ensure!(all.len() == 1, "channel {channel} is served by {all:?}");
+        processors.extend(all);
+    }
+    let different: BTreeSet<_> = processors.iter().collect();
+    ensure!(
+        different.len() == CHANNELS,
+        "channels are served by {processors:?}"
+    );
+    // Each flow is where its hash says, by the one key and by the other.
+    let other = std::array::from_fn(|at| PUBLISHED[39 - at]);
+    for key in [PUBLISHED, other, PUBLISHED] {
+        let text: Vec<_> = key.iter().map(|byte| format!("{byte:02x}")).collect();
+        two.sh(&format!(
+            "ethtool -X eth0 hkey {} equal {CHANNELS}",
+            text.join(":")
+        ))?;
+        let seen = span(two, serving)?;
+        for (port, by) in &seen {
+            ensure!(
+                (FIRST_PORT..FIRST_PORT + FLOWS).contains(port),
+                "a flow of port {port}"
+            );
+            let input = tuple(([10, 77, 0, 1], *port), ([10, 77, 0, 2], TO_PORT));
+            // A table of 256 entries names all channels in turn.
+            let expected = processors[(hash(&key, &input) as usize & 0xff) % CHANNELS];
+            ensure!(
+                by.iter().eq([&expected]),
+                "port {port} is served by {by:?}, not by {expected}: {seen:?}"
+            );
+        }
+        let all: BTreeSet<_> = seen.values().flatten().collect();
+        ensure!(all.len() == CHANNELS, "flows are not spread: {seen:?}");
+    }
+    Ok(())
+}
+
+fn flood(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    let address = two.sh("cat /sys/class/net/eth0/address")?;
+    let received = || counter(two, "device_rx_frames");
+    let flood = one.spawn(
+        &format!("exec /ferrite/tests/clients/flood eth0 {}", address.trim()),
+        20 * SHORT,
+    )?;
+    let both = (|| {
+        let begun = received()?;
+        let under_way = wait_until(Instant::now() + SHORT, || Ok(received()? > begun + 1000))?;
+        ensure!(under_way, "there is no flood");
+        // RDMA gets on, the way of the flood and against it; so does the flood.
+        for _ in 0..2 {
+            let before = received()?;
+            for (from, to) in [(one, two), (two, one)] {
+                let done = perftest(from, to, "ib_write_bw", 65536, 200, "")?;
+                ensure!(done.average_bandwidth() > 0.0, "RDMA stands still");
+            }
+            still_works(cluster)?;
+            let more = received()? - before;
+            println!("  note    {more} frames of the flood beside 50 MiB of RDMA");
+            ensure!(more > 500, "{more} frames of the flood came beside RDMA");
+        }
+        // And so does other traffic.
+        copy(one, two, 512, 7021)
+    })();
+    flood.end_with(libc::SIGTERM)?;
+    both?;
+    still_works(cluster)
+}
+
+#[cfg(test)]
+mod checks {
+    use super::*;
+
+    #[test]
+    fn the_hash_is_the_published_one() {
+        let first = tuple(([66, 9, 149, 187], 2794), ([161, 142, 100, 80], 1766));
+        assert_eq!(hash(&PUBLISHED, &first), 0x51cc_c178);
+        assert_eq!(hash(&PUBLISHED, &first[..8]), 0x323e_8fc2);
     }
 }
