@@ -6,6 +6,7 @@
 
 mod control;
 mod functions;
+mod interface;
 mod machines;
 mod moderation;
 mod page;
@@ -48,7 +49,7 @@ pub struct Options {
     /// Look at what the device's time goes into.
     pub profile: bool,
     /// Only parts whose names contain one of these, with `|` between them: `time`, `moderation`,
-    /// `count`, [`control::PARTS`], [`storage::PARTS`], [`scale::PARTS`], [`split::PARTS`], `handlers`, `profile`. What the others have
+    /// `count`, [`control::PARTS`], [`storage::PARTS`], [`scale::PARTS`], [`split::PARTS`], [`interface::PARTS`], `handlers`, `profile`. What the others have
     /// measured before is kept.
     pub only: Option<String>,
 }
@@ -314,6 +315,29 @@ pub fn run(options: &Options) -> Result<()> {
                 split::count_round(&machines, &mut run)?;
             } else {
                 split::time_round(&machines, &mut run)?;
+            }
+        }
+        for finding in machines.findings() {
+            println!("      kernel report: {finding}");
+            run.missing.push(format!("kernel report: {finding}"));
+        }
+    }
+    for (part, rounds) in interface::PARTS
+        .into_iter()
+        .zip([plan.rounds, plan.count_rounds])
+    {
+        if !wanted(part) {
+            continue;
+        }
+        run.progress("booting two machines with two network cards");
+        let is_counted = part == "interface-counts";
+        let machines = interface::Machines::boot(&folder, &kernel, &modules, is_counted)?;
+        for round in 1..=rounds {
+            run.progress(&format!("{part}, round {round} of {rounds}"));
+            if is_counted {
+                interface::count_round(&machines, &mut run)?;
+            } else {
+                interface::time_round(&machines, &mut run)?;
             }
         }
         for finding in machines.findings() {

@@ -13,7 +13,7 @@ use super::machines::Driver;
 use super::moderation::Moderation;
 use super::plot::{Plot, Point, Series};
 use super::results::{human, short, Bar, Record, Results};
-use super::split;
+use super::{interface, split};
 
 /// Everything that is written down.
 pub struct Report<'a> {
@@ -435,6 +435,12 @@ pub fn write(report: &Report<'_>, folder: &Path) -> Result<()> {
         report.bars.len(),
         bars_table(report.bars)
     );
+    // Each has a table of its own.
+    let tests = report.results.records.iter();
+    let (of_interface, others): (Vec<_>, Vec<_>) = tests
+        .map(|record| record.test.clone())
+        .partition(|test| test.starts_with("interface_"));
+    plotted.extend(of_interface);
     let _ = write!(
         page,
         "<h2>Plots</h2>\n<div class=plots>\n{figures}</div>\n<h2>Everything else</h2>\n\
@@ -449,6 +455,13 @@ pub fn write(report: &Report<'_>, folder: &Path) -> Result<()> {
          <p>A host reaches a machine on a LAN through an I/O unit, beside an interface of its own on it. Counts are of a \
          frame in either direction; \"unit\" is the I/O unit's VM, requests are those of RDMA of both ends.</p>\n{}",
         other_table(report.results, &plotted, &split::DRIVERS)
+    );
+    let _ = write!(
+        page,
+        "<h2>The interface of the device</h2>\n\
+         <p>The device as the network card of both machines, beside virtio-net with a wire of its own. Counts are of a MiB \
+         of a TCP stream, and of an echo.</p>\n{}",
+        other_table(report.results, &others, &interface::DRIVERS)
     );
     if let Some(profile) = report.profile {
         let _ = write!(
