@@ -30,7 +30,8 @@ help:
 	@echo '                       ONLY=part for some: time, moderation, count, control, storage, scale, split, handlers'
 	@echo '  make patches         the kernel side as patches for a kernel tree, as they would be sent'
 	@echo '  make shell           VMs up, a prompt in each; VM=2 starts in the second,'
-	@echo '                       KERNEL=test boots the kernel with the checkers'
+	@echo '                       KERNEL=test boots the kernel with the checkers, CARDS=2 gives each'
+	@echo '                       a virtio-net card beside the device'
 	@echo '  make prepare         fetch and build what is cached, and nothing else; KERNEL=name'
 	@echo '  make clean           remove this tree'"'"'s build output'
 	@echo '  make distclean       remove the whole cache as well'
@@ -62,7 +63,7 @@ patches:
 	@$(LAB) patches
 
 shell:
-	@$(LAB) shell $(if $(VM),--vm $(VM)) $(if $(KERNEL),--kernel '$(KERNEL)')
+	@$(LAB) shell $(if $(VM),--vm $(VM)) $(if $(KERNEL),--kernel '$(KERNEL)') $(if $(filter 2,$(CARDS)),--two-cards)
 
 prepare:
 	@$(LAB) prepare $(if $(KERNEL),--kernel '$(KERNEL)')

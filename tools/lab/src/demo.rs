@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `make demo`: two VMs on the unmodified Debian kernel, and RDMA between them.
+//! `make demo`: two VMs on the unmodified Debian kernel whose only network card is the device, and RDMA between them.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use crate::kernel;
 use crate::shell::{build, LOAD_DRIVER};
 use crate::step::{outside, say};
 use crate::tests::wait_active;
-use crate::traffic::{perftest, pingpong};
+use crate::traffic::{client_server, perftest, pingpong};
 use crate::vm::{kvm_usable, Vm};
 
 /// Runs the demonstration.
@@ -30,6 +30,7 @@ pub fn run() -> Result<()> {
         &kernel,
         &Options {
             cpus: 1,
+            only_card: true,
             ..Options::pair("demo", modules)
         },
     )?;
@@ -56,8 +57,9 @@ fn show(cluster: &Cluster) -> Result<()> {
     }
     for vm in [one, two] {
         wait_active(vm)?;
-        println!("{}", vm.sh("rdma link")?.trim_end());
     }
+    say("vm1: its only network card, and the RDMA device that is the same function");
+    println!("{}", one.sh(ONE_FUNCTION)?.trim_end());
     say("vm1: ibv_devinfo -v");
     println!("{}", vm_devinfo(one)?);
 
@@ -98,6 +100,13 @@ fn show(cluster: &Cluster) -> Result<()> {
             ]);
         }
     }
+    say("iperf3: TCP by the same function");
+    table.push([
+        "iperf3".into(),
+        String::new(),
+        format!("{:.1}", tcp(one, two)?),
+        "MiB/s of TCP".into(),
+    ]);
     println!();
     println!("  {:<20} {:>8} {:>12}", "between vm1 and vm2", "size", "");
     for [what, size, value, unit] in &table {
@@ -105,6 +114,25 @@ fn show(cluster: &Cluster) -> Result<()> {
     }
     println!();
     Ok(())
+}
+
+/// What a machine has of the function: interface and RDMA device, and that both are the same one.
+const ONE_FUNCTION: &str = "ip -br -4 addr show dev eth0
+    ethtool -i eth0 | grep -E '^(driver|bus-info)'
+    rdma link
+    echo rdma device at: $(basename $(readlink /sys/class/infiniband/*/device))";
+
+/// MiB/s of a TCP stream.
+fn tcp(from: &Vm, to: &Vm) -> Result<f64> {
+    let (said, _) = client_server(
+        (to, "iperf3 -s -1 -p $port"),
+        (from, "iperf3 -J -c $peer -p $port -t 3"),
+        7001,
+        Duration::from_secs(60),
+    )?;
+    let said: serde_json::Value = serde_json::from_str(&said).context("iperf3")?;
+    let bits = said["end"]["sum_received"]["bits_per_second"].as_f64();
+    Ok(bits.context("iperf3 moved nothing")? / 8.0 / f64::from(1 << 20))
 }
 
 fn vm_devinfo(vm: &Vm) -> Result<String> {

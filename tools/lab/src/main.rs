@@ -29,12 +29,12 @@ usage: ferrite-lab <command> [options]
   bench [--rounds N] [--quick] [--profile] [--only PART] [--no-build]
                           Ferrite beside rxe and siw; writes bench/results.json and
                           bench/report.html. Parts: time, moderation, count, control-time,
-                          control-counts, storage-nvme, storage-nfs, split-time, split-counts, scale-objects, scale-qps,
+                          control-counts, storage-nvme, storage-nfs, split-time, split-counts, interface-time, interface-counts, scale-objects, scale-qps,
                           scale-streams, scale-regions, handlers, profile; what those that are
                           left out have measured before is kept
-  shell [--vm N] [--test] [--kernel NAME]
-                          VMs up and a prompt in each
-  try   [--test] [--plain] [--only-card] [--vms N] [--cpus N] [--no-build] [--no-insmod] [--pcap]
+  shell [--vm N] [--test] [--kernel NAME] [--two-cards]
+                          VMs up and a prompt in each; with a virtio-net card beside the device
+  try   [--test] [--plain] [--two-cards] [--vms N] [--cpus N] [--no-build] [--no-insmod] [--pcap]
         [--kernel-args TEXT] [--keep] [--] SCRIPT..
                           boot VMs, load the driver, run SCRIPT n in VM n (the last one in all
                           that follow), show the output, the kernel logs' findings, and leave
@@ -175,6 +175,7 @@ fn command(mut args: impl Iterator<Item = String>) -> Result<bool> {
                     "--vm" => options.vm = value(&mut args, "--vm")?.parse()?,
                     "--test" => options.flavour = Flavour::Test,
                     "--kernel" => options.flavour = Flavour::named(&value(&mut args, "--kernel")?)?,
+                    "--two-cards" => options.two_cards = true,
                     other => bail!("shell: unknown option {other}"),
                 }
             }
@@ -188,7 +189,7 @@ fn command(mut args: impl Iterator<Item = String>) -> Result<bool> {
                     "--test" => options.flavour = Flavour::Test,
                     "--kernel" => options.flavour = Flavour::named(&value(&mut args, "--kernel")?)?,
                     "--plain" => options.plain = true,
-                    "--only-card" => options.only_card = true,
+                    "--two-cards" => options.two_cards = true,
                     "--vms" => options.vms = value(&mut args, "--vms")?.parse()?,
                     "--cpus" => options.cpus = value(&mut args, "--cpus")?.parse()?,
                     "--no-build" => options.build = false,

@@ -39,6 +39,8 @@ pub struct Options {
     pub vm: usize,
     /// The kernel.
     pub flavour: Flavour,
+    /// VMs have a network card beside the device.
+    pub two_cards: bool,
 }
 
 impl Default for Options {
@@ -46,6 +48,7 @@ impl Default for Options {
         Self {
             vm: 1,
             flavour: Flavour::Stock,
+            two_cards: false,
         }
     }
 }
@@ -57,8 +60,8 @@ pub struct TryOptions {
     pub flavour: Flavour,
     /// VMs without the device.
     pub plain: bool,
-    /// VMs whose only network card it is.
-    pub only_card: bool,
+    /// VMs with a network card beside the device.
+    pub two_cards: bool,
     /// How many VMs.
     pub vms: usize,
     /// Virtual processors of each.
@@ -84,7 +87,7 @@ impl Default for TryOptions {
         Self {
             flavour: Flavour::Stock,
             plain: false,
-            only_card: false,
+            two_cards: false,
             vms: 2,
             cpus: 1,
             build: true,
@@ -119,7 +122,7 @@ pub fn try_scripts(options: &TryOptions) -> Result<bool> {
             vms: options.vms,
             cpus: options.cpus,
             device: !options.plain,
-            only_card: options.only_card,
+            only_card: !options.plain && !options.two_cards,
             pcap: options.pcap,
             kernel_args: options.kernel_args.clone(),
             ..ClusterOptions::pair("try", modules)
@@ -226,7 +229,14 @@ pub fn run(options: &Options) -> Result<()> {
     crate::guest::image()?;
     let modules = build(&kernel)?;
     let run = RunDir::new()?;
-    let cluster = Cluster::boot(&run, &kernel, &ClusterOptions::pair("shell", modules))?;
+    let cluster = Cluster::boot(
+        &run,
+        &kernel,
+        &ClusterOptions {
+            only_card: !options.two_cards,
+            ..ClusterOptions::pair("shell", modules)
+        },
+    )?;
     for vm in &cluster.vms {
         if let Err(error) = vm.sh(LOAD_DRIVER) {
             println!("{error:#}");
