@@ -825,6 +825,11 @@ impl Device {
         self.arrival.notify_all();
     }
 
+    /// Who has connected is gone again, and another is accepted.
+    pub fn attach_another(&self) {
+        *self.monitor() = Monitor::Awaited;
+    }
+
     fn monitor(&self) -> MutexGuard<'_, Monitor> {
         self.monitor.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -21,6 +21,7 @@ use ferrite_fabric::connection::owner;
 use ferrite_fabric::console;
 use ferrite_fabric::socket::Listener;
 use ferrite_fabric::switch::Mac;
+use rustix::net::{recv, RecvFlags};
 use rustix::process::Pid;
 use std::ops::RangeInclusive;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -302,22 +303,31 @@ fn unless_kept<T>(result: std::io::Result<T>) -> Option<T> {
         .ok()
 }
 
+/// Accepts a virtual machine monitor: the first who connects and says something. Who goes without a word
+/// only wanted to know whether somebody listens.
+fn accept(listener: &UnixListener, device: &Device) -> std::io::Result<UnixStream> {
+    loop {
+        let (stream, _) = listener.accept()?;
+        // Whoever ends the process while nothing is said hangs up on him.
+        device.attach(Some(stream.try_clone()?));
+        let said = rustix::io::retry_on_intr(|| recv(&stream, &mut [0; 1], RecvFlags::PEEK));
+        if said.is_ok_and(|(_, bytes)| bytes > 0) {
+            return Ok(stream);
+        }
+        device.attach_another();
+    }
+}
+
 /// Serves one virtual machine monitor until it goes away.
 fn serve(listener: &UnixListener, keeper: Option<Keeper>, device: &Device) -> Result<(), String> {
-    let (stream, _) = listener.accept().map_err(|error| {
+    let stream = accept(listener, device).map_err(|error| {
         device.attach(None);
         format!("--socket: cannot accept a connection: {error}")
     })?;
     let peer = owner(&stream)
         .and_then(|owner| owner.pid)
         .and_then(Pid::from_raw);
-    match stream.try_clone() {
-        Ok(monitor) => device.attach(Some(monitor)),
-        Err(error) => {
-            device.attach(None);
-            return Err(format!("--socket: {error}"));
-        }
-    }
+    // From the first byte on: what was closed with something unread would be a reset.
     if let Some(keeper) = &keeper {
         unless_kept(keeper.keep(&stream));
     }

@@ -304,6 +304,32 @@ fn the_process_ends_with_its_client_and_takes_its_sockets_along() {
 }
 
 #[test]
+fn who_connects_and_goes_without_a_word_leaves_the_device_to_its_monitor() {
+    let mut process = Process::start("visitors", &[]);
+    let socket = process.path("socket");
+    for _ in 0..20 {
+        drop(connect(&socket));
+    }
+    // Also one who asks because the lock is gone.
+    std::fs::remove_file(process.path("socket.lock")).unwrap();
+    let error = ferrite_fabric::socket::Listener::bind(&socket).err();
+    assert_eq!(error.unwrap().kind(), std::io::ErrorKind::AddrInUse);
+    register(&mut process.client(), abi::REG_STATUS);
+    let (status, text) = process.end();
+    assert!(status.success(), "{text}");
+}
+
+#[test]
+fn who_connects_and_says_nothing_reads_the_end_of_a_device_that_goes() {
+    let mut process = Process::start("silent", &[]);
+    drop(connect(&process.path("socket")));
+    let mut silent = connect(&process.path("socket"));
+    kill_process(Pid::from_child(&process.child), Signal::TERM).unwrap();
+    process.end();
+    assert_eq!(silent.read(&mut [0]).expect("the end"), 0);
+}
+
+#[test]
 fn an_eventfd_fires_and_survives_a_function_reset() {
     let process = Process::start("msix", &[]);
     let mut client = process.client();

@@ -23,8 +23,7 @@ const TABLE_BITS: u32 = ATT_TABLE_ENTRIES.ilog2();
 
 /// Frames that wait for pages and tags, for one queue pair.
 const MAX_PARKED: usize = 64;
-/// The same for all queue pairs, in the order of arrival, and again in that of sequence numbers: pages may
-/// be waited for as long as a process likes, and those who wait for tags alone do not depend on it.
+/// The same for all queue pairs, of each [`Lot`].
 const MAX_PARKED_ALL: usize = 2048;
 
 /// An access that found a page absent.
@@ -263,6 +262,9 @@ struct Open {
 pub(crate) struct Parked {
     pub(crate) frame: Vec<u8>,
     pub(crate) place: Place,
+    /// Where it is counted, and for which doorbell page; the same for all of a queue pair's.
+    lot: Lot,
+    owner: u32,
 }
 
 /// Where a frame stands among those that wait for the same queue pair.
@@ -275,15 +277,20 @@ pub(crate) enum Place {
     Psn(u32),
 }
 
-impl Place {
-    /// Which of [`Paging::parked_frames`] it is counted in.
-    fn lot(self) -> usize {
-        match self {
-            Self::Last(_) => 0,
-            Self::Psn(_) => 1,
-        }
-    }
+/// Frames that wait are counted by what they wait for: a page may be waited for as long as a process likes,
+/// and others do not depend on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lot {
+    /// For a page, in the order of arrival. Whoever has a doorbell page has as many of these at most as there
+    /// is room left for all others: the more that have some, the less.
+    Pages,
+    /// For a tag, in the order of arrival.
+    Tags,
+    /// For a tag, in the order of sequence numbers. (Who waits for a page has the peer send again.)
+    Sequence,
 }
+
+const LOTS: usize = 3;
 
 /// The frames that wait for a queue pair.
 #[derive(Debug, Default)]
@@ -325,8 +332,10 @@ pub struct Paging {
     /// Whose fault was taken last: the next taken is that of another.
     last: Option<(u32, Side)>,
     parked: BTreeMap<u32, Line>,
-    /// How many they are, by [`Place::lot`].
-    parked_frames: [usize; 2],
+    /// How many they are, by [`Lot`].
+    parked_frames: [usize; LOTS],
+    /// And those of [`Lot::Pages`] by doorbell page, where there are any.
+    of_owners: BTreeMap<u32, usize>,
     /// Queue pairs whose frames can be looked at again, in turn.
     due: VecDeque<u32>,
     /// A request of a peer began to wait for a tag just now.
@@ -501,11 +510,33 @@ impl Paging {
         }
     }
 
-    /// Keeps a frame until what queue pair `qpn` waits for is there. False when one is lost: there are
-    /// too many, of which the earliest are kept, or the same was kept before.
-    pub(crate) fn park(&mut self, qpn: u32, frame: &[u8], place: Place) -> bool {
+    /// Where frames that queue pair `qpn` has wait are counted if it waits for what it waits for now.
+    fn lot(&self, qpn: u32, place: Place) -> Lot {
+        let page = self.open.get(&(qpn, Side::Responder));
+        match place {
+            Place::Psn(_) => Lot::Sequence,
+            Place::Last(_) if page.is_some_and(|open| open.stage != Stage::Failed) => Lot::Pages,
+            Place::Last(_) => Lot::Tags,
+        }
+    }
+
+    /// Whether there is room for one more.
+    fn has_room(&self, lot: Lot, owner: u32) -> bool {
+        let left = MAX_PARKED_ALL.saturating_sub(self.parked_frames[lot as usize]);
+        let own = match lot {
+            Lot::Pages => self.of_owners.get(&owner).copied().unwrap_or(0),
+            Lot::Tags | Lot::Sequence => 0,
+        };
+        own < left
+    }
+
+    /// Keeps a frame until what queue pair `qpn`, with this doorbell page, waits for is there. False when one
+    /// is lost: there are too many, of which the earliest are kept, or the same was kept before.
+    pub(crate) fn park(&mut self, qpn: u32, owner: u32, frame: &[u8], place: Place) -> bool {
         let frames = self.parked.get(&qpn).map(|line| &line.frames);
         let count = frames.map_or(0, VecDeque::len);
+        let first = frames.and_then(VecDeque::front);
+        let lot = first.map_or_else(|| self.lot(qpn, place), |first| first.lot);
         let at = match (place, frames) {
             (Place::Psn(psn), Some(frames)) => {
                 let from = |parked: &Parked| match parked.place {
@@ -520,7 +551,13 @@ impl Paging {
             }
             _ => count,
         };
-        if count >= MAX_PARKED || self.parked_frames[place.lot()] >= MAX_PARKED_ALL {
+        let parked = Parked {
+            frame: frame.to_vec(),
+            place,
+            lot,
+            owner,
+        };
+        if count >= MAX_PARKED || !self.has_room(lot, owner) {
             let Place::Psn(psn) = place else {
                 return false;
             };
@@ -530,14 +567,16 @@ impl Paging {
                 return false;
             }
             // Those further ahead do not keep out the next ones.
-            if let Some(Place::Psn(last)) = line.frames.pop_back().map(|parked| parked.place) {
-                line.lose(last);
+            if let Some(last) = line.frames.pop_back() {
+                if let Place::Psn(psn) = last.place {
+                    line.lose(psn);
+                }
+                self.discount(last.lot, last.owner);
             }
-            self.parked_frames[place.lot()] -= 1;
-            self.put(qpn, at, frame.to_vec(), place);
+            self.put(qpn, at, parked);
             return false;
         }
-        self.put(qpn, at, frame.to_vec(), place);
+        self.put(qpn, at, parked);
         true
     }
 
@@ -548,10 +587,30 @@ impl Paging {
         }
     }
 
-    fn put(&mut self, qpn: u32, at: usize, frame: Vec<u8>, place: Place) {
-        self.parked_frames[place.lot()] += 1;
+    fn put(&mut self, qpn: u32, at: usize, parked: Parked) {
+        self.count(parked.lot, parked.owner);
         let line = self.parked.entry(qpn).or_default();
-        line.frames.insert(at, Parked { frame, place });
+        line.frames.insert(at, parked);
+    }
+
+    fn count(&mut self, lot: Lot, owner: u32) {
+        self.parked_frames[lot as usize] += 1;
+        if lot == Lot::Pages {
+            *self.of_owners.entry(owner).or_default() += 1;
+        }
+    }
+
+    fn discount(&mut self, lot: Lot, owner: u32) {
+        self.parked_frames[lot as usize] -= 1;
+        if lot != Lot::Pages {
+            return;
+        }
+        if let Some(own) = self.of_owners.get_mut(&owner) {
+            *own -= 1;
+            if *own == 0 {
+                self.of_owners.remove(&owner);
+            }
+        }
     }
 
     /// Whether frames wait for queue pair `qpn`.
@@ -604,7 +663,7 @@ impl Paging {
             self.parked.remove(&qpn);
         }
         if let Some(first) = &first {
-            self.parked_frames[first.place.lot()] -= 1;
+            self.discount(first.lot, first.owner);
         }
         first
     }
@@ -616,9 +675,29 @@ impl Paging {
         drained.then(|| self.parked.remove(&qpn)?.lost).flatten()
     }
 
-    /// Puts the first frame back, which waits for something else.
-    pub(crate) fn park_again(&mut self, qpn: u32, parked: Parked) {
-        self.put(qpn, 0, parked.frame, parked.place);
+    /// Puts the first frame back, which waits for something else. Returns how many are lost, of those that
+    /// came last: a tag was waited for before and a page is now, or the other way round, and there is less
+    /// room for that.
+    pub(crate) fn park_again(&mut self, qpn: u32, parked: Parked) -> u64 {
+        let (lot, owner) = (self.lot(qpn, parked.place), parked.owner);
+        if lot == parked.lot {
+            self.put(qpn, 0, parked);
+            return 0;
+        }
+        let behind = self.parked.get_mut(&qpn).map(|line| &mut line.frames);
+        let behind = behind.map(std::mem::take).unwrap_or_default();
+        for other in &behind {
+            self.discount(other.lot, other.owner);
+        }
+        let mut lost = 0;
+        for (at, other) in std::iter::once(parked).chain(behind).enumerate() {
+            if self.has_room(lot, owner) {
+                self.put(qpn, at, Parked { lot, ..other });
+            } else {
+                lost += 1;
+            }
+        }
+        lost
     }
 
     /// Queue pair `qpn` waits for nothing any more.
@@ -629,7 +708,7 @@ impl Paging {
         self.stop_waiting(qpn, Side::Responder);
         let line = self.parked.remove(&qpn).unwrap_or_default();
         for parked in line.frames {
-            self.parked_frames[parked.place.lot()] -= 1;
+            self.discount(parked.lot, parked.owner);
         }
     }
 }
@@ -637,6 +716,9 @@ impl Paging {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A doorbell page.
+    const OWNER: u32 = 1;
 
     #[test]
     fn who_waits_for_a_tag_is_woken_once_for_each_time_that_something_becomes_of_it() {
@@ -675,30 +757,104 @@ mod tests {
         let last = Place::Last(None);
         for qpn in 1..=100 {
             let kept = (0..100)
-                .filter(|_| paging.park(qpn, &[0; 64], last))
+                .filter(|_| paging.park(qpn, OWNER, &[0; 64], last))
                 .count();
             assert!(kept <= MAX_PARKED);
             parked += kept;
         }
         assert_eq!(parked, MAX_PARKED_ALL);
-        assert_eq!(paging.parked_frames, [MAX_PARKED_ALL, 0]);
+        assert_eq!(paging.parked_frames, [0, MAX_PARKED_ALL, 0]);
         // Room for others comes from those who are done with waiting, however they are.
         let frames = std::iter::from_fn(|| paging.unpark(1)).count();
         assert_eq!(frames, MAX_PARKED);
         assert!(!paging.has_parked(1));
-        assert!(paging.park(100, &[0; 64], last));
+        assert!(paging.park(100, OWNER, &[0; 64], last));
         paging.forget(2);
         paging.forget(100);
         let left = MAX_PARKED_ALL - 2 * MAX_PARKED;
-        assert_eq!(paging.parked_frames, [left, 0]);
+        assert_eq!(paging.parked_frames, [0, left, 0]);
         let first = paging.unpark(3).unwrap();
         paging.park_again(3, first);
-        assert_eq!(paging.parked_frames, [left, 0]);
+        assert_eq!(paging.parked_frames, [0, left, 0]);
         for qpn in 1..=100 {
             paging.forget(qpn);
         }
-        assert_eq!(paging.parked_frames, [0; 2]);
+        assert_eq!(paging.parked_frames, [0; LOTS]);
         assert!(paging.parked.is_empty());
+    }
+
+    /// A page that a queue pair waits for.
+    fn wait_for_page(paging: &mut Paging, qpn: u32) {
+        let fault = Fault {
+            tag: 1,
+            offset: 0,
+            length: 1,
+            write: true,
+        };
+        let (outcome, _) = paging.raise(qpn, Side::Responder, fault);
+        assert_eq!(outcome, Outcome::Wait);
+    }
+
+    #[test]
+    fn who_waits_for_pages_leaves_room_for_others_and_for_those_who_wait_for_tags() {
+        let mut paging = Paging::default();
+        let fill = |paging: &mut Paging, qpns: std::ops::Range<u32>, owner| {
+            let each = |qpn| std::iter::repeat_n(qpn, MAX_PARKED);
+            let kept = qpns
+                .flat_map(each)
+                .filter(|qpn| paging.park(*qpn, owner, &[0; 64], Place::Last(None)));
+            kept.count()
+        };
+        for qpn in 0..300 {
+            wait_for_page(&mut paging, qpn);
+        }
+        // Each has as many as are left then.
+        assert_eq!(fill(&mut paging, 0..100, 1), 1024);
+        assert_eq!(fill(&mut paging, 100..200, 2), 512);
+        assert_eq!(fill(&mut paging, 200..300, 3), 256);
+        assert_eq!(fill(&mut paging, 0..100, 1), 0);
+        assert_eq!(paging.parked_frames, [1024 + 512 + 256, 0, 0]);
+        assert_eq!(fill(&mut paging, 300..400, 1), MAX_PARKED_ALL);
+        for qpn in 0..400 {
+            paging.forget(qpn);
+        }
+        assert_eq!(paging.parked_frames, [0; LOTS]);
+        assert!(paging.of_owners.is_empty());
+    }
+
+    #[test]
+    fn frames_that_wait_for_a_page_after_a_tag_are_counted_there() {
+        let mut paging = Paging::default();
+        let last = Place::Last(None);
+        for qpn in 0..32 {
+            wait_for_page(&mut paging, qpn);
+            for _ in 0..MAX_PARKED {
+                paging.park(qpn, 1, &[0; 64], last);
+            }
+        }
+        let pages = MAX_PARKED_ALL / 2;
+        // One who has what he may have by that, and another.
+        for (qpn, owner, kept) in [(100, 1, 0), (101, 2, 10)] {
+            paging.wait_for_tag(qpn, Side::Responder, 7);
+            for n in 0..10 {
+                assert!(paging.park(qpn, owner, &[n; 64], last));
+            }
+            assert_eq!(paging.parked_frames, [pages, 10, 0]);
+            let first = paging.unpark(qpn).unwrap();
+            wait_for_page(&mut paging, qpn);
+            assert_eq!(paging.park_again(qpn, first), 10 - kept);
+            assert_eq!(paging.parked_frames, [pages + kept as usize, 0, 0]);
+        }
+        // In order; and back to a tag when the page is there.
+        paging.open.clear();
+        for n in 0..10 {
+            let first = paging.unpark(101).unwrap();
+            assert_eq!(first.frame, [n; 64]);
+            assert_eq!(paging.park_again(101, first), 0);
+            assert_eq!(paging.parked_frames, [pages, 10 - usize::from(n), 0]);
+            paging.unpark(101);
+        }
+        assert!(paging.unpark(101).is_none() && !paging.has_parked(100));
     }
 
     #[test]
@@ -707,17 +863,17 @@ mod tests {
         let fill = |paging: &mut Paging, qpns: std::ops::Range<u32>, place: fn(u32) -> Place| {
             let each = |qpn| (0..MAX_PARKED as u32).map(move |n| (qpn, place(n)));
             let frames = qpns.flat_map(each);
-            let kept = frames.filter(|&(qpn, place)| paging.park(qpn, &[0; 64], place));
+            let kept = frames.filter(|&(qpn, place)| paging.park(qpn, OWNER, &[0; 64], place));
             kept.count()
         };
         let most = MAX_PARKED_ALL;
         assert_eq!(fill(&mut paging, 1..100, |_| Place::Last(None)), most);
         assert_eq!(fill(&mut paging, 100..200, Place::Psn), most);
-        assert_eq!(paging.parked_frames, [most; 2]);
+        assert_eq!(paging.parked_frames, [0, most, most]);
         for qpn in 1..200 {
             paging.forget(qpn);
         }
-        assert_eq!(paging.parked_frames, [0; 2]);
+        assert_eq!(paging.parked_frames, [0; LOTS]);
     }
 
     #[test]
@@ -734,7 +890,11 @@ mod tests {
             (1, true),
             (0, false),
         ] {
-            assert_eq!(paging.park(7, &[0; 64], Place::Psn(psn)), kept, "{psn:#x}");
+            assert_eq!(
+                paging.park(7, OWNER, &[0; 64], Place::Psn(psn)),
+                kept,
+                "{psn:#x}"
+            );
         }
         for (psn, behind) in [(0xff_fffd, false), (0xff_fffe, true), (0, true), (3, true)] {
             assert_eq!(paging.stands_behind(7, psn), behind, "{psn:#x}");
@@ -750,10 +910,13 @@ mod tests {
         let mut paging = Paging::default();
         let full = MAX_PARKED as u32;
         for psn in 0..full + 3 {
-            let kept = paging.park(7, &[0; 64], Place::Psn(psn));
+            let kept = paging.park(7, OWNER, &[0; 64], Place::Psn(psn));
             assert_eq!(kept, psn < full, "{psn}");
         }
-        assert!(!paging.park(7, &[0; 64], Place::Psn(full)), "once more");
+        assert!(
+            !paging.park(7, OWNER, &[0; 64], Place::Psn(full)),
+            "once more"
+        );
         for psn in 0..full {
             assert_eq!(paging.take_lost(7), None);
             assert_eq!(paging.unpark(7).unwrap().place, Place::Psn(psn));
@@ -769,7 +932,7 @@ mod tests {
         // One that was there before is not lost when it comes again, nor is one without a number.
         for place in [Place::Psn(1), Place::Last(None)] {
             for _ in 0..2 * MAX_PARKED {
-                paging.park(8, &[0; 64], place);
+                paging.park(8, OWNER, &[0; 64], place);
             }
             while paging.unpark(8).is_some() {}
             assert_eq!(paging.take_lost(8), None);
@@ -781,28 +944,28 @@ mod tests {
     fn the_earliest_are_kept_in_whatever_order_they_come() {
         let mut paging = Paging::default();
         let full = MAX_PARKED as u32;
-        assert!(paging.park(7, &[0; 64], Place::Psn(0)));
+        assert!(paging.park(7, OWNER, &[0; 64], Place::Psn(0)));
         // Those furthest ahead come first; each of the next ones is kept and one of those lost.
         for psn in (1..2 * full).rev() {
-            let kept = paging.park(7, &[0; 64], Place::Psn(psn));
+            let kept = paging.park(7, OWNER, &[0; 64], Place::Psn(psn));
             assert_eq!(kept, psn > full, "{psn}");
         }
-        assert_eq!(paging.parked_frames, [0, MAX_PARKED]);
+        assert_eq!(paging.parked_frames, [0, 0, MAX_PARKED]);
         let places = std::iter::from_fn(|| paging.unpark(7)).map(|parked| parked.place);
         assert!(places.eq((0..full).map(Place::Psn)));
         assert_eq!(paging.take_lost(7), Some(2 * full - 1));
-        assert_eq!(paging.parked_frames, [0; 2]);
+        assert_eq!(paging.parked_frames, [0; LOTS]);
     }
 
     #[test]
     fn requests_stand_behind_one_that_waits_and_found_no_room() {
         let mut paging = Paging::default();
         let mut others = 100;
-        while paging.park(others, &[0; 64], Place::Psn(others)) {
+        while paging.park(others, OWNER, &[0; 64], Place::Psn(others)) {
             others += 1;
         }
         paging.wait_for_tag(7, Side::Responder, 1);
-        assert!(!paging.park(7, &[0; 64], Place::Psn(5)));
+        assert!(!paging.park(7, OWNER, &[0; 64], Place::Psn(5)));
         assert!(!paging.has_parked(7));
         assert!(paging.stands_behind(7, 6), "and is not missed");
         paging.wake(1);
@@ -819,7 +982,7 @@ mod tests {
         paging.deliver(1);
         assert!(!paging.has_due(), "there is nothing to look at");
         for qpn in [1, 2] {
-            assert!(paging.park(qpn, &[0; 64], Place::Last(None)));
+            assert!(paging.park(qpn, OWNER, &[0; 64], Place::Last(None)));
             paging.deliver(qpn);
             paging.deliver(qpn);
         }

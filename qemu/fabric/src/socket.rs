@@ -74,6 +74,7 @@ impl Lock {
             let Some(file) = Self::open(&path)? else {
                 continue;
             };
+            Self::check(&file)?;
             rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
             let Some(last) = Self::content(&file)? else {
                 // What it is is not known, and it may be dear to somebody.
@@ -106,6 +107,33 @@ impl Lock {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(None),
             result => result.map(Some),
         }
+    }
+
+    /// What is in the file is believed, and a socket removed by it: so nobody else may have written it, nor
+    /// may it be that of another socket under one more name. In a folder for all anybody can make one.
+    fn check(file: &File) -> io::Result<()> {
+        const OTHERS_WRITE: u32 = 0o022;
+        let metadata = file.metadata()?;
+        // Of what is no file it is said that it is no lock.
+        if !metadata.is_file() {
+            return Ok(());
+        }
+        let own = [0, rustix::process::geteuid().as_raw()];
+        let wrong = if !own.contains(&metadata.uid()) {
+            format!(
+                "belongs to user {}, not to this one or root",
+                metadata.uid()
+            )
+        } else if metadata.mode() & OTHERS_WRITE != 0 {
+            "may be written by others than its owner".into()
+        // It has none where it was removed just now.
+        } else if metadata.nlink() > 1 {
+            format!("has {} names", metadata.nlink())
+        } else {
+            return Ok(());
+        };
+        let what = format!("it {wrong}: remove it, if nobody listens");
+        Err(io::Error::new(io::ErrorKind::PermissionDenied, what))
     }
 
     /// What is in a file, if that is such a one.
@@ -408,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn the_socket_of_another_user_is_left_to_him_and_root_replaces_what_he_left() {
+    fn the_socket_of_another_user_is_left_to_him_and_so_is_what_he_has_left() {
         use std::os::unix::fs::PermissionsExt;
         const NOBODY: u32 = 65534;
         if !users::are_needed() {
@@ -425,9 +453,56 @@ mod tests {
         own.get().set_nonblocking(true).unwrap();
         assert!(own.get().accept().is_err(), "it was asked");
         drop(own);
+        // Of what he has left nobody else knows that it is true, but that he may remove it himself.
         drop(users::as_user(NOBODY, || killed(&path)));
-        drop(Listener::bind(&path).unwrap());
+        let error = Listener::bind(&path).err().unwrap();
+        assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+        assert!(error.to_string().contains("socket.lock"), "{error}");
+        drop(users::as_user(NOBODY, || Listener::bind(&path).unwrap()));
         assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
+        fs::remove_dir(&folder).unwrap();
+    }
+
+    #[test]
+    fn a_lock_that_another_made_of_a_socket_is_not_believed() {
+        use std::os::unix::fs::PermissionsExt;
+        const NOBODY: u32 = 65534;
+        let folder = scratch("forged");
+        fs::create_dir(&folder).unwrap();
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0o1777)).unwrap();
+        let path = folder.join("socket");
+        let lock = Lock::beside(&path);
+        // Somebody listens there who has no lock any more, and nobody is to take him for one that was left.
+        let live = UnixListener::bind(&path).unwrap();
+        let forge = || {
+            fs::write(&lock, identity(&path).unwrap()).unwrap();
+            fs::set_permissions(&lock, fs::Permissions::from_mode(0o600)).unwrap();
+        };
+        let refused = |what: &str| {
+            let error = Listener::bind(&path).err().expect(what);
+            assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "{error}");
+            assert!(error.to_string().contains("socket.lock"), "{error}");
+            assert!(error.to_string().contains(what), "{error}");
+            assert!(path.exists() && lock.exists());
+        };
+        forge();
+        for mode in [0o620, 0o602] {
+            fs::set_permissions(&lock, fs::Permissions::from_mode(mode)).unwrap();
+            refused("others");
+        }
+        fs::set_permissions(&lock, fs::Permissions::from_mode(0o600)).unwrap();
+        let second = folder.join("second");
+        fs::hard_link(&lock, &second).unwrap();
+        refused("names");
+        fs::remove_file(&second).unwrap();
+        fs::remove_file(&lock).unwrap();
+        if users::are_needed() {
+            users::as_user(NOBODY, forge);
+            refused("user 65534");
+            fs::remove_file(&lock).unwrap();
+        }
+        drop(live);
+        drop(Listener::bind(&path).unwrap());
         fs::remove_dir(&folder).unwrap();
     }
 

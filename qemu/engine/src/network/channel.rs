@@ -191,6 +191,8 @@ pub(super) struct Channel {
     /// The next block to be taken up, and what the host was told of.
     transmit_next: u32,
     transmit_told: u32,
+    /// Frames of the request there that were sent already.
+    pub(super) sent: usize,
     asleep: bool,
     receive: Ring,
     receive_producer: u32,
@@ -229,6 +231,7 @@ impl Channel {
             transmit_producer: 0,
             transmit_next: 0,
             transmit_told: 0,
+            sent: 0,
             asleep: true,
             receive: ring(command.receive_offset, receive_log, descriptor)?,
             receive_producer: 0,
@@ -325,6 +328,7 @@ impl Channel {
     /// A request is done.
     pub(super) fn took(&mut self, blocks: u32) {
         self.transmit_next = self.transmit_next.wrapping_add(blocks);
+        self.sent = 0;
     }
 
     /// Tells the host which blocks are done, in the word that `say` makes of that; true when it wants an event for it.

@@ -47,15 +47,13 @@ pub const MAX_TRANSMIT_BYTES: usize = (64 << 10) + 256;
 pub const TABLE_LOG_ENTRIES: u8 = 8;
 const TABLE: usize = 1 << TABLE_LOG_ENTRIES;
 
-/// Frames and bytes that all channels send in a turn, before it is the queue pairs'; a request is not
-/// divided.
+/// Frames and bytes that all channels send in a turn, before it is the queue pairs'; a request is divided
+/// only where there is no room for all of it.
 const TURN_FRAMES: u64 = 64;
 const TURN_BYTES: u64 = 64 << 10;
 /// Requests and bytes of a channel before it is another's turn.
 const BURST: usize = 16;
 const BURST_BYTES: u64 = 32 << 10;
-/// Bytes of headers that each segment has.
-const SEGMENT_HEADERS: usize = 128;
 
 const ALL_HASHES: u16 =
     HASH_IPV4 | HASH_TCP_IPV4 | HASH_IPV6 | HASH_TCP_IPV6 | HASH_UDP_IPV4 | HASH_UDP_IPV6;
@@ -321,17 +319,26 @@ impl Network {
             }
             channel.read_request(host, &mut self.request)?;
             let request = &self.request;
-            let frames = segment::frames(&request.header, request.length() as usize);
-            let overhead = frames.saturating_mul(FRAME_OVERHEAD + SEGMENT_HEADERS);
-            let needed = overhead.saturating_add(request.length() as usize);
-            if link_up && !has_room(needed, host) {
+            let needed = segment::room(&request.header, request.length() as usize, channel.sent);
+            let room = if link_up {
+                room_for(needed, host)
+            } else {
+                Some(usize::MAX)
+            };
+            let Some(room) = room else {
                 return Ok(Served::Full);
+            };
+            let sent = self.send(channel, room, host);
+            if let Ok(Some(next)) = sent {
+                // The host has to be asked again, or would not tell of more.
+                channel.sent = next;
+                continue;
             }
             let block = channel.next_block();
-            channel.took(request.blocks);
+            channel.took(self.request.blocks);
             channel.counters.tx_requests += 1;
             self.counters.tx_requests += 1;
-            if self.send(channel, host).is_err() {
+            if sent.is_err() {
                 channel.counters.tx_errors += 1;
                 self.counters.tx_errors += 1;
                 let params = (block.into(), BAD_BUFFERS_TRANSMIT);
@@ -346,12 +353,14 @@ impl Network {
         Ok(Served::More)
     }
 
-    /// Sends the frames of the request that was read.
+    /// Sends the frames of the request that was read which are left, as many as there is room for; with
+    /// `Some` it is to be gone on with at this one.
     fn send(
         &mut self,
         channel: &mut Channel,
+        mut room: usize,
         host: &mut dyn Host,
-    ) -> Result<(), segment::BadRequest> {
+    ) -> Result<Option<usize>, segment::BadRequest> {
         let request = &self.request;
         if !request.is_well_made() || request.length() > MAX_TRANSMIT_BYTES as u64 {
             return Err(segment::BadRequest);
@@ -368,11 +377,17 @@ impl Network {
             &request.header,
             &mut self.frame,
             self.interface.mtu,
+            channel.sent,
             &mut self.segment,
             &mut |frame| {
+                let Some(left) = room.checked_sub(frame.len() + FRAME_OVERHEAD) else {
+                    return false;
+                };
+                room = left;
                 frames += 1;
                 bytes += frame.len() as u64;
                 host.transmit_ordinary(frame);
+                true
             },
         );
         for counters in [&mut channel.counters, &mut self.counters] {
@@ -557,13 +572,17 @@ enum Placed {
     Bad { first: u32, due: bool },
 }
 
-/// Whether the wire takes what a request becomes. A wire that is stuck takes and loses everything.
-fn has_room(needed: usize, host: &mut dyn Host) -> bool {
+/// What the wire takes of a request that needs so much, if that is all of it, or as much as is ever waited
+/// for: the host tells of room only where there was less than enough. As queue pairs do it leaves room for
+/// answers, or those would never have any for data. A wire that is stuck takes and loses everything.
+fn room_for(needed: usize, host: &mut dyn Host) -> Option<usize> {
+    const MOST: usize = ENOUGH_ROOM - ANSWER_RESERVE;
     match host.room(Way::Wire) {
-        // As queue pairs do they leave room for answers, or those would never have any for data. The
-        // host tells of room only where there was less than enough.
-        Room::Bytes(room) => room >= (needed.saturating_add(ANSWER_RESERVE)).min(ENOUGH_ROOM),
-        Room::Stuck => true,
+        Room::Bytes(room) => {
+            let room = room.saturating_sub(ANSWER_RESERVE);
+            (room >= needed.min(MOST)).then_some(room)
+        }
+        Room::Stuck => Some(usize::MAX),
     }
 }
 

@@ -3,6 +3,7 @@
 //! From a transmit request to frames: tag, checksum, TCP segments.
 
 use super::headers::{checksum, Headers, Packet, Protocol, ADDRESSES, ETHERNET, TAG, TAG_TYPE};
+use crate::memory::FRAME_OVERHEAD;
 use ferrite_abi::{
     TransmitHeader, TRANSMIT_CHECKSUM, TRANSMIT_MIN_SEGMENT, TRANSMIT_SEGMENT, TRANSMIT_VLAN,
 };
@@ -16,15 +17,21 @@ const TCP_FIN: u8 = 1 << 0;
 const TCP_PSH: u8 = 1 << 3;
 const TCP_CWR: u8 = 1 << 7;
 
-/// Most frames that a request of so many bytes becomes.
-pub(super) fn frames(header: &TransmitHeader, length: usize) -> usize {
-    if header.flags & TRANSMIT_SEGMENT == 0 {
-        1
-    } else {
-        length
-            .div_ceil(header.segment_size.max(TRANSMIT_MIN_SEGMENT).into())
-            .max(1)
+/// Bytes of headers that each segment has at most: Ethernet's, a tag that was there and one that is
+/// inserted, IPv4's and TCP's with all of their options. (IPv6's is shorter.)
+const MAX_HEADERS: usize = ETHERNET + 2 * TAG + 60 + 60;
+
+/// Most bytes of [`Room`](crate::memory::Room) that the frames take which a request of `length` bytes
+/// becomes, from number `first` on.
+pub(super) fn room(header: &TransmitHeader, length: usize, first: usize) -> usize {
+    let (mut frames, mut bytes) = (1, length);
+    if header.flags & TRANSMIT_SEGMENT != 0 {
+        let size = usize::from(header.segment_size.max(TRANSMIT_MIN_SEGMENT));
+        bytes = length.saturating_sub(first.saturating_mul(size));
+        frames = bytes.div_ceil(size).max(1);
     }
+    let overhead = frames.saturating_mul(FRAME_OVERHEAD + MAX_HEADERS);
+    overhead.saturating_add(bytes)
 }
 
 fn put16(bytes: &mut [u8], at: usize, value: u16) -> Result<(), BadRequest> {
@@ -33,15 +40,19 @@ fn put16(bytes: &mut [u8], at: usize, value: u16) -> Result<(), BadRequest> {
     Ok(())
 }
 
-/// Makes frames of what was gathered, none longer than an MTU allows; `frame` is left as it may be.
-/// Nothing is sent of a request that makes no sense.
+/// Makes frames of what was gathered, from number `first` on, none longer than an MTU allows; `frame` is
+/// left as it may be. Nothing is sent of a request that makes no sense.
+///
+/// `send` tells whether it took the frame: with `Some` the one with this number was not, and it is to be
+/// gone on with there.
 pub(super) fn make(
     header: &TransmitHeader,
     frame: &mut Vec<u8>,
     mtu: usize,
+    first: usize,
     scratch: &mut Vec<u8>,
-    send: &mut dyn FnMut(&[u8]),
-) -> Result<(), BadRequest> {
+    send: &mut dyn FnMut(&[u8]) -> bool,
+) -> Result<Option<usize>, BadRequest> {
     let flags = header.flags;
     let known = TRANSMIT_CHECKSUM | TRANSMIT_SEGMENT | TRANSMIT_VLAN;
     let unused = |flag, fields: &[u16]| flags & flag != 0 || fields.iter().all(|field| *field == 0);
@@ -63,7 +74,7 @@ pub(super) fn make(
     if flags & TRANSMIT_SEGMENT != 0 {
         let segments = Segments::new(header, frame, headers.packet, longest)?;
         insert_tag(header, frame);
-        return segments.make(frame, inserted, scratch, send);
+        return segments.make(frame, inserted, first, scratch, send);
     }
     if frame.len() > longest {
         return Err(BadRequest);
@@ -80,8 +91,7 @@ pub(super) fn make(
         put16(summed, offset, if sum == 0 { 0xffff } else { sum })?;
     }
     insert_tag(header, frame);
-    send(frame);
-    Ok(())
+    Ok((!send(frame)).then_some(0))
 }
 
 fn insert_tag(header: &TransmitHeader, frame: &mut Vec<u8>) {
@@ -133,14 +143,15 @@ impl Segments {
         })
     }
 
-    /// Makes the segments of a frame into which `inserted` bytes were put before the packet.
+    /// Makes the segments of a frame into which `inserted` bytes were put before the packet, as [`make`].
     fn make(
         mut self,
         frame: &[u8],
         inserted: usize,
+        first: usize,
         segment: &mut Vec<u8>,
-        send: &mut dyn FnMut(&[u8]),
-    ) -> Result<(), BadRequest> {
+        send: &mut dyn FnMut(&[u8]) -> bool,
+    ) -> Result<Option<usize>, BadRequest> {
         self.packet.start += inserted;
         self.tcp += inserted;
         self.data += inserted;
@@ -151,7 +162,7 @@ impl Segments {
         let id = super::headers::be16(head, start + 4).ok_or(BadRequest)?;
         let flags = *head.get(tcp + 13).ok_or(BadRequest)?;
         let count = data.len().div_ceil(self.size).max(1);
-        for number in 0..count {
+        for number in first..count {
             let from = number * self.size;
             let piece = data.get(from..data.len().min(from + self.size));
             let piece = piece.ok_or(BadRequest)?;
@@ -185,8 +196,54 @@ impl Segments {
             let pseudo = self.packet.pseudo(segment, Protocol::Tcp, length);
             let sum = super::headers::sum_from(pseudo, &segment[tcp..]);
             put16(segment, tcp + 16, !sum)?;
-            send(segment);
+            if !send(segment) {
+                return Ok(Some(number));
+            }
         }
-        Ok(())
+        Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ferrite_abi::Plain;
+
+    #[test]
+    fn no_segments_take_more_room_than_was_counted() {
+        // A tag that is there and another, and all the options that IPv4 and TCP can have.
+        let mut frame = vec![0; MAX_HEADERS - TAG + 60_000];
+        let ip = ETHERNET + TAG;
+        let length = frame.len() - ip;
+        frame[ADDRESSES..ADDRESSES + 2].copy_from_slice(&TAG_TYPE);
+        frame[ip - 2..ip + 4].copy_from_slice(&[8, 0, 0x4f, 0, (length >> 8) as u8, length as u8]);
+        frame[ip + 9] = 6;
+        frame[ip + 60 + 12] = 0xf0;
+        let header = TransmitHeader {
+            flags: TRANSMIT_CHECKSUM | TRANSMIT_SEGMENT | TRANSMIT_VLAN,
+            vlan: 7,
+            segment_size: TRANSMIT_MIN_SEGMENT,
+            checksum_start: (ip + 60) as u16,
+            checksum_offset: 16,
+            ..TransmitHeader::zeroed()
+        };
+        let count = 60_000 / usize::from(TRANSMIT_MIN_SEGMENT);
+        for first in [0, 1, count / 2, count - 1] {
+            let (mut frames, mut bytes) = (0, 0);
+            let made = make(
+                &header,
+                &mut frame.clone(),
+                1500,
+                first,
+                &mut Vec::new(),
+                &mut |sent| {
+                    frames += 1;
+                    bytes += sent.len() + FRAME_OVERHEAD;
+                    true
+                },
+            );
+            assert_eq!((made, frames), (Ok(None), count - first));
+            assert!(bytes <= room(&header, frame.len(), first), "{first}");
+        }
     }
 }

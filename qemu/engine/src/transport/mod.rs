@@ -372,7 +372,10 @@ fn keep(core: &mut Core, qp: &QueuePair, bytes: &[u8], delivered: Result<(), Lef
             core.paging.lose(qp.number, place);
             false
         }
-        Err(Left::Waits(place)) => core.paging.park(qp.number, bytes, place),
+        Err(Left::Waits(place)) => {
+            let owner = qp.doorbell_page;
+            core.paging.park(qp.number, owner, bytes, place)
+        }
     };
     core.counters.rx_dropped += u64::from(!kept);
 }
@@ -414,7 +417,7 @@ pub(crate) fn deliver_parked(
             Ok(()) => {}
             Err(Left::Dropped) => core.counters.rx_dropped += 1,
             Err(Left::Waits(_)) => {
-                core.paging.park_again(qp.number, parked);
+                core.counters.rx_dropped += core.paging.park_again(qp.number, parked);
                 return done + 1;
             }
         }

@@ -5,7 +5,7 @@
 use crate::wire::{drain, statuses, ALL, PD};
 use ferrite_abi::*;
 use ferrite_engine::core::ANSWER_RESERVE;
-use ferrite_engine::memory::{Room, Way, FRAME_OVERHEAD};
+use ferrite_engine::memory::{Room, Way, ENOUGH_ROOM, FRAME_OVERHEAD};
 use ferrite_engine::misbehaviour::Nonsense;
 use ferrite_engine::testing::{Node, QpOptions, SendWork};
 use ferrite_engine::{
@@ -1899,4 +1899,66 @@ fn a_device_that_misbehaves_tells_nonsense_of_frames_and_goes_on_where_it_was() 
     nic.publish(0);
     nic.node.settle();
     assert_eq!(nic.word(0, consumer), 2);
+}
+
+#[test]
+fn a_request_of_more_frames_than_there_is_ever_room_for_goes_on_between_them() {
+    let room = |nic: &mut Nic, bytes| {
+        let room = Room::Bytes(bytes);
+        nic.node.host.ways.insert(PEER, (Way::Wire, room));
+    };
+    let mut runs = Vec::new();
+    for bytes in [1 << 20, ENOUGH_ROOM, ENOUGH_ROOM + 5000] {
+        let mut nic = Nic::new(1);
+        let mac = nic.node.mac;
+        let data: Vec<u8> = (0..65_000u32).map(|n| (n / 7) as u8).collect();
+        let packet = Packet::tcp(1, 2, &data);
+        let header = TransmitHeader {
+            flags: TRANSMIT_CHECKSUM | TRANSMIT_SEGMENT,
+            segment_size: TRANSMIT_MIN_SEGMENT,
+            checksum_start: packet.header() as u16,
+            checksum_offset: 16,
+            ..TransmitHeader::zeroed()
+        };
+        let producer = nic.channels[0].producer;
+        room(&mut nic, bytes);
+        let mut sent = nic.send(header, &packet.frame(PEER, mac, false));
+        let mut turns = 1;
+        loop {
+            // What is kept for answers is there for them.
+            let Room::Bytes(left) = nic.node.host.room(Way::Wire) else {
+                unreachable!()
+            };
+            assert!(left >= ANSWER_RESERVE, "{left}");
+            let consumer = nic.word(0, offset_of!(ChannelRecord, transmit_consumer));
+            if consumer != producer {
+                break;
+            }
+            // A little is not enough.
+            room(&mut nic, ANSWER_RESERVE + 5000);
+            nic.node.engine.room_again();
+            nic.node.settle();
+            assert!(nic.sent().is_empty());
+            room(&mut nic, bytes);
+            nic.node.engine.room_again();
+            nic.node.settle();
+            sent.extend(nic.sent());
+            turns += 1;
+        }
+        assert_eq!(turns > 1, bytes < 1 << 20);
+        assert_eq!(
+            sent.len(),
+            65_000usize.div_ceil(TRANSMIT_MIN_SEGMENT.into())
+        );
+        let counters = nic.counters(0);
+        assert_eq!(counters["tx_requests"], 1);
+        assert_eq!(counters["tx_frames"], sent.len() as u64);
+        // The next one begins at its beginning.
+        room(&mut nic, 1 << 20);
+        nic.node.engine.room_again();
+        assert_eq!(nic.send(header, &packet.frame(PEER, mac, false)), sent);
+        runs.push(sent);
+    }
+    assert_eq!(runs[0], runs[1]);
+    assert_eq!(runs[0], runs[2]);
 }

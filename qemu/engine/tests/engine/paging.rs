@@ -969,3 +969,69 @@ fn pages_that_come_and_go_at_random_lose_nothing() {
         storm(seed);
     }
 }
+
+/// Datagrams into pages that never come, as many as there may be; and of another process into pages that do.
+#[test]
+fn pages_that_never_come_leave_room_for_the_datagrams_of_others() {
+    const QPS: u32 = 32;
+    const KEPT: u64 = 64;
+    const QKEY: u32 = 0x1234;
+    const VICTIM: u32 = 0x700;
+    let mut a = Node::new(1);
+    let mut b = Node::new(2);
+    for node in [&mut a, &mut b] {
+        for qpn in (0x400..0x400 + QPS).chain([VICTIM]) {
+            node.create_qp(QpOptions {
+                qpn,
+                pd: PD,
+                service: Service::Ud,
+                page: if qpn == VICTIM { 2 } else { 1 },
+                log_blocks: 9,
+                log_entries: 7,
+                ..QpOptions::default()
+            });
+            node.start_datagrams(qpn, QKEY);
+        }
+    }
+    let mut pair = Pair {
+        a,
+        b,
+        passed: Vec::new(),
+    };
+    let never = Paged::new(&mut pair.b, 0x201, 64 << 10);
+    let soon = [Paged::new(&mut pair.b, 0x202, 64 << 10)];
+    let send = |pair: &mut Pair, qpn, byte| {
+        let peer = pair.b.as_peer(qpn);
+        let work = SendWork::new(SendOpcode::Send, &[]).inline(&[byte; 8]);
+        pair.a.post_send(qpn, &work.datagram(&peer.datagram(QKEY)));
+    };
+    for qpn in 0x400..0x400 + QPS {
+        for n in 0..KEPT {
+            let sge = never.sge(n * 64, 64);
+            pair.b.post_recv(qpn, &[sge]);
+            send(&mut pair, qpn, n as u8);
+        }
+    }
+    pair.exchange();
+    // He loses his own.
+    let lost = pair.b.engine.counters().rx_dropped;
+    assert_eq!(lost, u64::from(QPS) * KEPT / 2);
+    for n in 0..8 {
+        let sge = soon[0].sge(n * 5000, 64);
+        pair.b.post_recv(VICTIM, &[sge]);
+        send(&mut pair, VICTIM, n as u8);
+    }
+    pair.exchange();
+    let mut received = Vec::new();
+    for _ in 0..32 {
+        for fault in take(&mut pair.b) {
+            if fault.tag != never.tag {
+                bring_in(&mut pair.b, &soon, &fault);
+            }
+        }
+        pair.exchange();
+        received.extend(drain(&mut pair.b));
+    }
+    assert_eq!(pair.b.engine.counters().rx_dropped, lost);
+    assert_eq!(statuses(&received), [CompletionStatus::Success; 8]);
+}
