@@ -45,11 +45,6 @@ __rust_helper int rust_helper_ib_post_recv(struct ib_qp *qp, const struct ib_rec
 	return ib_post_recv(qp, recv_wr, bad_recv_wr);
 }
 
-__rust_helper bool rust_helper_rdma_protocol_ib(const struct ib_device *device, u32 port_num)
-{
-	return rdma_protocol_ib(device, port_num);
-}
-
 __rust_helper bool rust_helper_rdma_protocol_iwarp(const struct ib_device *device, u32 port_num)
 {
 	return rdma_protocol_iwarp(device, port_num);

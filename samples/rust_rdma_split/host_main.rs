@@ -90,6 +90,9 @@ impl kernel::Module for HostModule {
         let mover = Variant::from_number(*module_parameters::variant.value()).ok_or(EINVAL)?;
         let mut options = Options::new(known, mover, MAX_MTU + OVERHEAD);
         options.key = *module_parameters::key.value();
+        if options.key == 0 {
+            pr_info!("no key: this is a host only for an I/O unit that has none (insecure=1)\n");
+        }
         options.threshold = *module_parameters::threshold.value();
         options.separate_indication = *module_parameters::separate_indication.value() != 0;
         Ok(Self {

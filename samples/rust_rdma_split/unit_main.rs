@@ -71,7 +71,7 @@ module! {
         },
         insecure: u8 {
             default: 0,
-            description: "1: there is no key, and who can connect is a host, any user of their machines too",
+            description: "1: there need not be a key; without one who can connect is a host, any user of their machines too",
         },
         separate_indication: u8 {
             default: 0,

@@ -9,6 +9,7 @@ use crate::protocol::{Channel, Join, Layout, Role, Service, Variant, Violation, 
 use crate::rdma::QpType;
 use crate::rdma_cm::{self, Acceptor, Request};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use kernel::alloc::AllocError;
 use kernel::fmt;
 use kernel::new_mutex;
 use kernel::prelude::*;
@@ -20,6 +21,32 @@ const MOST_UNFINISHED: usize = 16;
 
 /// What the limit of the log knows refusals as.
 const REFUSED: &CStr = c"rust_rdma_split: hosts that were refused";
+
+/// Why somebody does not become a host.
+enum Refusal {
+    /// What he does is counted.
+    Wrong(Violation),
+    /// It cannot be done.
+    Failed(Error),
+}
+
+impl From<Violation> for Refusal {
+    fn from(violation: Violation) -> Self {
+        Self::Wrong(violation)
+    }
+}
+
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl From<AllocError> for Refusal {
+    fn from(error: AllocError) -> Self {
+        Self::Failed(error.into())
+    }
+}
 
 /// Who makes owners for the hosts that come.
 pub trait Factory: Send + Sync + 'static {
@@ -188,15 +215,6 @@ impl<F: Factory> Door<F> {
         (is_type && theirs.magic == JOIN_MAGIC).then_some((theirs, options))
     }
 
-    /// Counts what is wrong with a request.
-    fn check(&self, own: &Join, request: &Request<'_>) -> Result {
-        if let Err(violation) = Join::check(own, request.private_data()) {
-            self.links.lock().past.count(violation);
-            return Err(EINVAL);
-        }
-        Ok(())
-    }
-
     /// A host wants a link.
     fn control(
         self: &Arc<Self>,
@@ -204,19 +222,19 @@ impl<F: Factory> Door<F> {
         from: IpAddr,
         theirs: &Join,
         options: Options,
-    ) -> Result {
+    ) -> Result<(), Refusal> {
         let sessions = (new_session(), theirs.session);
         let own = join(Role::Unit, &options, Channel::Control, sessions);
-        self.check(&own, &request)?;
+        Join::check(&own, request.private_data())?;
         let now = self.began.elapsed().as_millis().max(0) as u64;
         let mut links = self.links.lock();
         // Before anything is made for it.
-        if let Err(full) = links.admit(from, &self.options, now) {
-            if full == Full::ForOne {
-                links.past.count(Violation::Crowded);
-            }
-            return Err(EBUSY);
-        }
+        links
+            .admit(from, &self.options, now)
+            .map_err(|full| match full {
+                Full::ForOne => Refusal::Wrong(Violation::Crowded),
+                Full::ForAll => Refusal::Failed(EBUSY),
+            })?;
         let parent: Arc<dyn Parent<F::Owner>> = self.clone();
         let queues = self.queues.clone();
         let shared = Shared::new(Role::Unit, options, None, Some(parent), queues)?;
@@ -241,7 +259,7 @@ impl<F: Factory> Door<F> {
             }
             Err(error) => {
                 let _ = links.all.pop();
-                return Err(error);
+                return Err(error.into());
             }
         }
         shared.wake();
@@ -249,8 +267,12 @@ impl<F: Factory> Door<F> {
     }
 
     /// The host of a link wants its other channel.
-    fn data(&self, request: Request<'_>, from: IpAddr, theirs: &Join) -> Result {
-        let mut links = self.links.lock();
+    fn data(&self, request: Request<'_>, from: IpAddr, theirs: &Join) -> Result<(), Refusal> {
+        // Before it is looked for: who does not know the key is not told either which sessions there are.
+        if theirs.key != self.options.key {
+            return Err(Violation::BadKey.into());
+        }
+        let links = self.links.lock();
         let is_it = |place: &&Place<F::Owner>| {
             let state = place.link.state.lock();
             let sessions = (theirs.peer_session, theirs.session);
@@ -258,19 +280,18 @@ impl<F: Factory> Door<F> {
         };
         let found = links.all.iter().find(is_it);
         let Some(shared) = found.map(|place| place.link.clone()) else {
-            links.past.count(Violation::OtherSession);
-            return Err(ENOENT);
+            return Err(Violation::OtherSession.into());
         };
         drop(links);
         let (epoch, own) = {
             let state = shared.state.lock();
             // Once, and after the control channel was accepted.
             if state.has_data || state.live.is_none() {
-                return Err(EBUSY);
+                return Err(EBUSY.into());
             }
             (state.epoch, shared.join(Channel::Data, state.sessions))
         };
-        self.check(&own, &request)?;
+        Join::check(&own, request.private_data())?;
         let handler = Events {
             shared: shared.clone(),
             channel: Channel::Data,
@@ -291,30 +312,37 @@ impl<F: Factory> Door<F> {
         }
         Ok(())
     }
+
+    /// Somebody wants something. Where it fails the request is dropped, and so refused.
+    fn take(self: &Arc<Self>, request: Request<'_>) -> Result<(), Refusal> {
+        // Who has no IP address is nobody that could be counted, or told from others.
+        let peer = request.peer().ok_or(Violation::BadJoin)?;
+        let from = peer.ip().to_canonical();
+        let (theirs, options) = self.read(&request).ok_or(Violation::BadJoin)?;
+        match Channel::from_number(theirs.channel) {
+            Some(Channel::Control) => self.control(request, from, &theirs, options),
+            Some(Channel::Data) => self.data(request, from, &theirs),
+            None => Err(Violation::BadJoin.into()),
+        }
+    }
 }
 
 impl<F: Factory> Acceptor for Door<F> {
     fn request(self: &Arc<Self>, request: Request<'_>) {
-        // Who has no IP address is nobody that could be counted, or told from others.
-        let Some(peer) = request.peer() else {
-            self.links.lock().past.count(Violation::BadJoin);
+        let Err(refusal) = self.take(request) else {
             return;
         };
-        let from = peer.ip().to_canonical();
-        let Some((theirs, options)) = self.read(&request) else {
-            self.links.lock().past.count(Violation::BadJoin);
+        if let Refusal::Wrong(violation) = refusal {
+            self.links.lock().past.count(violation);
+        }
+        if !self.queues.said.allows(REFUSED) {
             return;
-        };
-        // Where it fails the request is dropped, and so refused.
-        let done = match Channel::from_number(theirs.channel) {
-            Some(Channel::Control) => self.control(request, from, &theirs, options),
-            Some(Channel::Data) => self.data(request, from, &theirs),
-            None => Ok(()),
-        };
-        if let Err(error) = done {
-            if self.queues.said.allows(REFUSED) {
-                pr_warn!("a host was refused: {:?}\n", error);
+        }
+        match refusal {
+            Refusal::Wrong(violation) => {
+                pr_warn!("a host was refused: {}\n", violation.name())
             }
+            Refusal::Failed(error) => pr_warn!("a host was refused: {:?}\n", error),
         }
     }
 }

@@ -331,6 +331,40 @@ pub const ATTACKS: &[Attack] = &[
     ),
 ];
 
+/// Something wrong with how an I/O unit answers a host that connects.
+pub struct WrongAnswer {
+    /// What the host counts it as.
+    pub counter: &'static str,
+    /// What it is.
+    pub name: &'static str,
+    /// Makes it of the right answer.
+    pub change: fn(&mut Join),
+}
+
+/// All of them.
+pub const ANSWERS: &[WrongAnswer] = &[
+    WrongAnswer {
+        counter: "bad_key",
+        name: "an I/O unit that knows another key",
+        change: |join| join.key ^= 1 << 20,
+    },
+    WrongAnswer {
+        counter: "bad_version",
+        name: "an answer in a version that there is not",
+        change: |join| join.version += 1,
+    },
+    WrongAnswer {
+        counter: "bad_join",
+        name: "an answer to nobody",
+        change: |join| join.peer_session = 0,
+    },
+    WrongAnswer {
+        counter: "other_session",
+        name: "an answer to somebody else",
+        change: |join| join.peer_session ^= 1,
+    },
+];
+
 /// Something wrong with how a host connects.
 pub struct WrongJoin {
     /// What the I/O unit counts it as.
@@ -388,6 +422,25 @@ pub const JOINS: &[WrongJoin] = &[
         run: |unit| {
             let mut join = join(Role::Host, ferrite_split::Channel::Control, 0);
             join.key ^= 1 << 40;
+            refused(unit, &join)
+        },
+    },
+    WrongJoin {
+        counter: "bad_key",
+        name: "another key, with frames for somebody",
+        run: |unit| {
+            let peer = Peer::connect(unit)?;
+            let mut join = join(Role::Host, ferrite_split::Channel::Data, peer.theirs);
+            join.key ^= 1;
+            refused(unit, &join)
+        },
+    },
+    WrongJoin {
+        counter: "bad_key",
+        name: "another key, with frames for nobody",
+        run: |unit| {
+            let mut join = join(Role::Host, ferrite_split::Channel::Data, 77);
+            join.key ^= 1;
             refused(unit, &join)
         },
     },

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use ferrite_split::*;
 
-use crate::attacks::{Attack, ATTACKS, JOINS};
-use crate::channel::{header, Channel, Done, Forgery, Listener, LENT};
+use crate::attacks::{Attack, WrongAnswer, ANSWERS, ATTACKS, JOINS};
+use crate::channel::{header, Channel, Done, Forgery, Guest, Listener, LENT};
 
 const HELP: &str = "\
 A peer of the split driver that does what it should not.
@@ -111,17 +111,9 @@ impl Peer {
 
     /// Lets a host connect; `is_early` is one who wants more pools before there is a data channel.
     fn accept(listener: &Listener, is_early: bool) -> Result<Self, String> {
-        let (mut control, theirs) = loop {
-            let guest = listener.next()?;
-            let Some(theirs) = Join::decode(&guest.said) else {
-                continue;
-            };
-            // The other channel of one that is gone is refused.
-            if theirs.channel == ferrite_split::Channel::Control.number() {
-                let answer = join(Role::Unit, ferrite_split::Channel::Control, theirs.session);
-                break (guest.accept(&bytes(&answer))?, theirs);
-            }
-        };
+        let (guest, theirs) = next_host(listener)?;
+        let answer = join(Role::Unit, ferrite_split::Channel::Control, theirs.session);
+        let mut control = guest.accept(&bytes(&answer))?;
         let guest = listener.next()?;
         let mut sequence = 0;
         if is_early {
@@ -256,6 +248,32 @@ impl Peer {
     }
 }
 
+/// A host that connects, and what it says.
+fn next_host(listener: &Listener) -> Result<(Guest, Join), String> {
+    loop {
+        let guest = listener.next()?;
+        let Some(theirs) = Join::decode(&guest.said) else {
+            continue;
+        };
+        // The other channel of one that is gone is refused.
+        if theirs.channel == ferrite_split::Channel::Control.number() {
+            return Ok((guest, theirs));
+        }
+    }
+}
+
+/// Answers a host as no I/O unit of its does; the host has to end that.
+fn answer_wrongly(listener: &Listener, wrong: &WrongAnswer) -> Result<(), String> {
+    let (guest, theirs) = next_host(listener)?;
+    let mut answer = join(Role::Unit, ferrite_split::Channel::Control, theirs.session);
+    (wrong.change)(&mut answer);
+    let control = guest.accept(&bytes(&answer))?;
+    match control.is_ended(TIME)? {
+        true => Ok(()),
+        false => Err("the connection is still there".into()),
+    }
+}
+
 /// Does one attack on a connection of its own; the other has to end that.
 fn attack(
     attack: &Attack,
@@ -338,9 +356,12 @@ fn dispatch() -> Result<bool, String> {
         }
         ["unit", ref named @ ..] => {
             let listener = Listener::new(DEFAULT_PORT)?;
-            Ok(run_all(Role::Unit, named, |one| {
-                Peer::accept(&listener, one.is_early)
-            }))
+            let mut is_well = true;
+            for one in ANSWERS.iter().filter(|one| is_wanted(one.counter, named)) {
+                is_well &= say(one.counter, one.name, || answer_wrongly(&listener, one));
+            }
+            let accept = |one: &Attack| Peer::accept(&listener, one.is_early);
+            Ok(run_all(Role::Unit, named, accept) && is_well)
         }
         ["silent", unit] => {
             let peer = Peer::connect(address(unit)?)?;

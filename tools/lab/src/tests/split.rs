@@ -981,6 +981,9 @@ fn attacks(said: &str, kinds: usize) -> Result<Counters> {
 /// That of a connection that was lost has no name of a wrong.
 const LOST: &str = "disconnected";
 
+/// Wrongs of those who are not even connected by them, so that nothing is reset: at the most so many.
+const NOT_CONNECTED: u64 = 8;
+
 /// The peer has counted each attack as what it was; `before` is what it had counted.
 fn are_counted(expected: &Counters, before: &Counters, after: &Counters) -> Result<()> {
     let counted = |name: &str| -> Result<u64> {
@@ -995,9 +998,8 @@ fn are_counted(expected: &Counters, before: &Counters, after: &Counters) -> Resu
         wrong += count;
     }
     let reset = counted("reset")?;
-    // Those that are not even connected are not reset.
     ensure!(
-        reset <= wrong && reset + 8 > wrong,
+        reset <= wrong && reset + NOT_CONNECTED >= wrong,
         "{reset} connections were reset, for {wrong} wrongs"
     );
     Ok(())
@@ -1238,16 +1240,12 @@ fn impostors(cluster: &Cluster) -> Result<()> {
             "no request with a header of its sender's own has come"
         );
         // There is no I/O unit without a key, unless it is said that there is to be none.
+        let keyless = "insmod /ferrite/modules/rust_rdma_split_unit.ko lan=eth0 2>/dev/null";
         ensure!(
-            other
-                .run(
-                    "insmod /ferrite/modules/rust_rdma_split_unit.ko lan=eth1",
-                    TIME
-                )?
-                .code
-                != 0,
+            other.run(keyless, TIME)?.code != 0,
             "an I/O unit wants no key"
         );
+        other.sh("dmesg | grep -q 'a key that hosts have to know is needed'")?;
         let said = other.run(&format!("timeout 10 {user} unit 2>&1"), TIME)?;
         ensure!(
             said.code != 0 && said.out.contains("rdma_bind_addr"),
@@ -1255,5 +1253,19 @@ fn impostors(cluster: &Cluster) -> Result<()> {
             said.out
         );
         pings(host, lan)
+    })?;
+    // Where it is said, who knows none is a host, and who says one is not.
+    with_modules(cluster, "key=0 insecure=1", "key=0", |host, unit, lan| {
+        pings(host, lan)?;
+        let said = other.run(
+            &format!("SPLIT_KEY={KEY} split-peer silent {} 2>&1", unit.ip()),
+            LONG,
+        )?;
+        ensure!(
+            said.code != 0 && counted(&counters_of_unit(unit)?, "peer_bad_key")? == 1,
+            "a host with a key is one of an I/O unit that has none: {}",
+            said.out
+        );
+        Ok(())
     })
 }
