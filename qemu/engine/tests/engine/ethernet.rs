@@ -9,7 +9,7 @@ use ferrite_engine::memory::{Room, Way, ENOUGH_ROOM, FRAME_OVERHEAD};
 use ferrite_engine::misbehaviour::Nonsense;
 use ferrite_engine::testing::{Node, QpOptions, SendWork};
 use ferrite_engine::{
-    Disposition, Misbehaviour, Personality, COMMON_FEATURES, ETHERNET_FEATURES, FEATURES,
+    Disposition, Host, Misbehaviour, Personality, COMMON_FEATURES, ETHERNET_FEATURES, FEATURES,
 };
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
