@@ -999,20 +999,22 @@ fn pages_that_never_come_leave_room_for_the_datagrams_of_others() {
         passed: Vec::new(),
     };
     let never = Paged::new(&mut pair.b, 0x201, 64 << 10);
-    let soon = [Paged::new(&mut pair.b, 0x202, 64 << 10)];
+    let soon = [Paged::new(&mut pair.b, 0x301, 64 << 10)];
     let send = |pair: &mut Pair, qpn, byte| {
         let peer = pair.b.as_peer(qpn);
         let work = SendWork::new(SendOpcode::Send, &[]).inline(&[byte; 8]);
         pair.a.post_send(qpn, &work.datagram(&peer.datagram(QKEY)));
     };
-    for qpn in 0x400..0x400 + QPS {
-        for n in 0..KEPT {
+    for n in 0..KEPT {
+        for qpn in 0x400..0x400 + QPS {
             let sge = never.sge(n * 64, 64);
             pair.b.post_recv(qpn, &[sge]);
             send(&mut pair, qpn, n as u8);
         }
+        pair.exchange();
+        // So that the queue has room for those of the next ones.
+        drain(&mut pair.a);
     }
-    pair.exchange();
     // He loses his own.
     let lost = pair.b.engine.counters().rx_dropped;
     assert_eq!(lost, u64::from(QPS) * KEPT / 2);
