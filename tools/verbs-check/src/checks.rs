@@ -27,6 +27,7 @@ mod region;
 mod shared;
 mod stress;
 pub mod threads;
+pub mod uverbs;
 
 pub use stress::stress;
 

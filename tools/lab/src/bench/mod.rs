@@ -9,7 +9,7 @@ mod functions;
 mod machines;
 mod moderation;
 mod page;
-mod plot;
+pub(crate) mod plot;
 mod processes;
 mod profile;
 mod results;

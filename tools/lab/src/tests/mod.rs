@@ -31,6 +31,7 @@ mod recovery;
 mod registration;
 mod smb;
 mod smc;
+pub mod soak;
 mod soft;
 mod split;
 mod srp;
