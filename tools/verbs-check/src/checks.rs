@@ -12,6 +12,7 @@ mod errors;
 mod events;
 mod extended;
 pub mod flood;
+pub mod killed;
 mod lists;
 mod many;
 pub mod moving;

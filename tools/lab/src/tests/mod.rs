@@ -8,6 +8,7 @@ mod clients;
 mod connections;
 mod counters;
 mod driver;
+mod endurance;
 mod faults;
 mod growth;
 mod inside;
@@ -145,6 +146,7 @@ pub fn groups() -> Vec<Group> {
                 ("stock", faults::NEIGHBOURS),
                 ("neighbours", interfaces::TESTS),
                 ("neighbours", limits::TESTS),
+                ("neighbours", endurance::LIMITS),
                 ("clients", clients::TESTS),
                 ("clients", connections::TESTS),
                 ("clients", inside::TESTS),
@@ -350,6 +352,14 @@ pub fn groups() -> Vec<Group> {
             ],
         },
         Group {
+            name: "endurance",
+            flavour: Flavour::Test,
+            load_driver: true,
+            options: |o| o,
+            long: true,
+            tests: &[("endurance", endurance::LONG)],
+        },
+        Group {
             name: "checked",
             flavour: Flavour::Test,
             load_driver: true,
@@ -366,6 +376,7 @@ pub fn groups() -> Vec<Group> {
                 ("checked", faults::TESTS),
                 ("checked", basics::THREADS),
                 ("allocations", allocations::TESTS),
+                ("checked", endurance::TESTS),
                 ("checked", lifecycle::LOADING),
                 ("sample", soft::TESTS),
                 ("misbehaviour", misbehaviour::TESTS),
