@@ -396,17 +396,23 @@ fn stream<'v>(cluster: &Cluster, one: &'v Vm, two: &'v Vm) -> Result<[crate::vm:
 fn act(cluster: &Cluster, act: Act, users: &KernelUsers, random: &mut Random) -> Result<()> {
     let (one, two) = cluster.two()?;
     let loads = users.loads(cluster, one)?;
-    let met = if random.below(2) == 0 { one } else { two };
+    // The locks of the kernel's NVMe target are not as lockdep wants them when its device goes.
+    let only_one = act.renews() && cluster.flavour() == Flavour::Test;
+    let met = if random.below(2) == 0 || only_one {
+        one
+    } else {
+        two
+    };
     match act {
         Act::Calm => {
             traffic(cluster, random)?;
             traffic(cluster, random)?;
         }
         Act::BadWire => {
-            let mut tenths = |most| random.below(most) as f64 / 1000.0;
+            let mut share = |most| random.below(most) as f64 / 1000.0;
             let faults = json!({
-                "cmd": "faults", "only": "roce", "loss": tenths(20), "duplicate": tenths(30),
-                "reorder": tenths(30), "corrupt": tenths(20),
+                "cmd": "faults", "only": "roce", "loss": share(20), "duplicate": share(30),
+                "reorder": share(30), "corrupt": share(20),
             });
             cluster.fabric_command(&faults)?;
             let size = random.pick(&[1024, 65_536]);
