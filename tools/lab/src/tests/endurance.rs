@@ -40,7 +40,7 @@ pub const LONG: &[VmTest] = &[
 /// What the kernel allows a process, on Debian's kernel.
 pub const LIMITS: &[VmTest] = &[
     VmTest::new(
-        "no more memory is pinned than RLIMIT_MEMLOCK allows",
+        "no more memory is pinned than a process may lock",
         pinned_memory,
     ),
     VmTest::new(
