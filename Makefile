@@ -6,7 +6,7 @@
 
 LAB := tools/lab/bootstrap
 
-.PHONY: help demo test test-long fuzz pyverbs bench patches shell prepare clean distclean
+.PHONY: help demo test test-long fuzz mutants soak pyverbs bench patches shell prepare clean distclean
 
 help:
 	@echo 'Ferrite: an RDMA device, its Linux driver and everything to try them in VMs.'
@@ -24,6 +24,10 @@ help:
 	@echo '                       long, kasan, kcsan, FILTER=text, SEEDS=n instead of 2000, LANES=n'
 	@echo '  make fuzz            what guests, peers and neighbours can say to the device, by libFuzzer;'
 	@echo '                       MINUTES=n for all targets together, TARGET=name for one of them'
+	@echo '  make mutants         the code is changed in small places, one after the other, and tests are to notice;'
+	@echo '                       MINUTES=n, FILE=name for some files: "one.rs|another.rs"'
+	@echo '  make soak            traffic, kernel users, faults, life-cycle events, little memory and processors that'
+	@echo '                       come and go, all at once; MINUTES=n, SEED=n for what happened there, VMS=n, KERNEL=name'
 	@echo '  make pyverbs         rdma-core'"'"'s own tests on the device in a VM; FILTER=part of a name'
 	@echo '  make bench           Ferrite beside rxe and siw, measured in the same VMs: bench/report.html;'
 	@echo '                       ROUNDS=n, QUICK=1 for a short run, PROFILE=1 for what the time goes into,'
@@ -52,6 +56,13 @@ test-long:
 
 fuzz:
 	@$(LAB) fuzz $(if $(MINUTES),--minutes '$(MINUTES)') $(if $(TARGET),--target '$(TARGET)')
+
+mutants:
+	@$(LAB) mutants $(if $(MINUTES),--minutes '$(MINUTES)') $(if $(FILE),--file '$(FILE)')
+
+soak:
+	@$(LAB) soak $(if $(MINUTES),--minutes '$(MINUTES)') $(if $(SEED),--seed '$(SEED)') $(if $(VMS),--vms '$(VMS)') \
+		$(if $(KERNEL),--kernel '$(KERNEL)')
 
 pyverbs:
 	@$(LAB) pyverbs $(if $(FILTER),--filter '$(FILTER)')

@@ -408,6 +408,20 @@ end",
         }
     }
 
+    /// Kills the device process of the VM with this number, and nothing else: the process that it keeps beside it
+    /// hangs up for it.
+    pub fn kill_device(&self, index: usize) -> Result<()> {
+        let killed = lock(&self.devices)
+            .get_mut(index - 1)
+            .and_then(Option::take);
+        let Some(mut device) = killed else {
+            bail!("VM {index} has no device");
+        };
+        // SAFETY: no memory is involved; the process is a child that was not waited for.
+        unsafe { libc::kill(device.pid() as libc::pid_t, libc::SIGKILL) };
+        device.wait_for_end(ANSWER)
+    }
+
     /// Fails if the fabric or the process of a device that was not taken away has ended.
     pub fn check_processes(&mut self) -> Result<()> {
         for device in lock(&self.devices).iter_mut().flatten() {

@@ -15,6 +15,7 @@ pub mod guest;
 pub mod kernel;
 pub mod klog;
 pub mod ktap;
+pub mod mutants;
 pub mod patches;
 pub mod payload;
 pub mod process;

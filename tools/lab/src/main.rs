@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use anyhow::{bail, Result};
 use ferrite_lab::kernel::Flavour;
-use ferrite_lab::{bench, boots, demo, fuzz, patches, process, pyverbs, shell, suite};
+use ferrite_lab::tests::soak;
+use ferrite_lab::{bench, boots, demo, fuzz, mutants, patches, process, pyverbs, shell, suite};
 
 const USAGE: &str = "\
 usage: ferrite-lab <command> [options]
@@ -23,6 +24,12 @@ usage: ferrite-lab <command> [options]
   fuzz  [--minutes N] [--target NAME]
                           what guests, peers and neighbours can say, by libFuzzer: for so long,
                           all targets together; ends with 'N passed, N failed'
+  mutants [--minutes N] [--file NAME]
+                          change the code in small places for so long, or in this file (several:
+                          'one|another'), and see whether the tests notice
+  soak  [--minutes N] [--seed N] [--vms N] [--kernel NAME]
+                          traffic, kernel users, faults, life-cycle events, little memory and processors
+                          that come and go, by seed; looks what grows; ends with 'N passed, N failed'
   pyverbs [--filter TEXT] [--test] [--no-build]
                           rdma-core's own tests on the device; ends with
                           'N passed, N failed, N skipped'
@@ -113,6 +120,32 @@ fn command(mut args: impl Iterator<Item = String>) -> Result<bool> {
                 }
             }
             fuzz::run_command(&options)
+        }
+        "mutants" => {
+            let mut options = mutants::Options::default();
+            while let Some(arg) = args.next() {
+                match arg.as_str() {
+                    "--minutes" => {
+                        options.minutes = Some(value(&mut args, "--minutes")?.parse()?);
+                    }
+                    "--file" => options.file = Some(value(&mut args, "--file")?),
+                    other => bail!("mutants: unknown option {other}"),
+                }
+            }
+            mutants::run_command(&options)
+        }
+        "soak" => {
+            let mut options = soak::Options::default();
+            while let Some(arg) = args.next() {
+                match arg.as_str() {
+                    "--minutes" => options.minutes = value(&mut args, "--minutes")?.parse()?,
+                    "--seed" => options.seed = Some(value(&mut args, "--seed")?.parse()?),
+                    "--vms" => options.vms = value(&mut args, "--vms")?.parse()?,
+                    "--kernel" => options.flavour = Flavour::named(&value(&mut args, "--kernel")?)?,
+                    other => bail!("soak: unknown option {other}"),
+                }
+            }
+            soak::run_command(&options)
         }
         "pyverbs" => {
             let mut options = pyverbs::Options::default();

@@ -661,6 +661,14 @@ fn flavours(options: &Options) -> Vec<Flavour> {
     flavours
 }
 
+/// Builds what machines with a kernel need.
+pub(crate) fn build_for(flavour: Flavour) -> Result<()> {
+    guest::image()?;
+    build_programs()?;
+    build_modules(&kernel::get(flavour)?)?;
+    Ok(())
+}
+
 /// False where something does not build.
 fn build_for_vms(options: &Options, report: &mut Report) -> Result<bool> {
     if flavours(options).is_empty() {
@@ -694,7 +702,7 @@ fn forget_leaks(cluster: &Cluster) -> Result<()> {
 
 /// A last look at machines that are not used any more: what was leaked, and what the kernel said
 /// after the last test.
-fn last_look(cluster: &Cluster, flavour: Flavour) -> Result<()> {
+pub(crate) fn last_look(cluster: &Cluster, flavour: Flavour) -> Result<()> {
     if flavour.finds_leaks() {
         crate::tests::no_leaks(cluster)?;
     }
@@ -774,7 +782,7 @@ const BOOTS: usize = 5;
 /// The same where a failure takes nothing from the next test but time, of which there is plenty.
 const LONG_BOOTS: usize = 100;
 
-fn boot_group(group: &Group, wanted: &Options, run: &RunDir, attempt: usize) -> Result<Cluster> {
+pub(crate) fn boot_group(group: &Group, wanted: &Options, run: &RunDir, attempt: usize) -> Result<Cluster> {
     let kernel = kernel::get(wanted.flavour(group.flavour))?;
     let mut options = (group.options)(ClusterOptions::pair("", kernel_modules(&kernel)?));
     options.label = format!("{}-{attempt}", group.name.replace(' ', "-"));

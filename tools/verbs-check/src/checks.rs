@@ -12,6 +12,7 @@ mod errors;
 mod events;
 mod extended;
 pub mod flood;
+pub mod killed;
 mod lists;
 mod many;
 pub mod moving;
@@ -27,6 +28,7 @@ mod region;
 mod shared;
 mod stress;
 pub mod threads;
+pub mod uverbs;
 
 pub use stress::stress;
 

@@ -37,6 +37,8 @@ verbs-check run turns --go FILE       how many events of one vector come before 
 verbs-check run failures [options]    many queue pairs that fail at once
 verbs-check run allocations [options] make and destroy things while the kernel has no memory
 verbs-check run private [options]     what may be said to the driver without its provider
+verbs-check run uverbs [options]      requests to the kernel by seed, right, almost right and any
+verbs-check run killed [options]      processes that are killed with queue pairs and regions
 verbs-check run by-hand [options]     work requests that no provider writes
 verbs-check run pieces [options]      lists on other services than RC, and of memory of the device
 verbs-check run dereg [options]       take memory back while it is in use
@@ -52,8 +54,10 @@ verbs-check run stopped [options]     stand still after a failed registration wh
   --ack-timeout N  code of the time within which a peer acknowledges (default: 16)
   --seconds N      how long `stress` runs
   --sample N       how many of an operation's allocations fail in `allocations` (default: all)
-  --count N        how many queue pairs fail in `failures` (default: 1000)
-  --rounds N       how often `turns` counts (default: 1)
+  --count N        how many queue pairs fail in `failures` (default: 1000), and are of each process in `killed`
+                   (default: 100); how many calls `uverbs` makes (default: 20000)
+  --seed N         which calls (default: a fresh one, which is printed)
+  --rounds N       how often `turns` counts (default: 1), how many processes `killed` has (default: 10)
   --vectors A,B    those of `turns` at the other end: of many queues, and of one (default: 0,1)
   --moves N        how often `move` moves a queue that is in use (default: 2000)
 
@@ -74,6 +78,7 @@ struct Arguments {
     moves: Option<u32>,
     rounds: Option<u32>,
     count: Option<usize>,
+    seed: Option<u64>,
     vectors: Option<(u32, u32)>,
     options: Options,
 }
@@ -101,6 +106,7 @@ fn parse() -> Result<Arguments, String> {
             "--sample" => arguments.sample = Some(number(&word, value()?)?),
             "--moves" => arguments.moves = Some(number(&word, value()?)?),
             "--count" => arguments.count = Some(number(&word, value()?)?),
+            "--seed" => arguments.seed = Some(number(&word, value()?)?),
             "--rounds" => arguments.rounds = Some(number(&word, value()?)?),
             "--vectors" => {
                 let both = value()?;
@@ -182,6 +188,23 @@ fn dispatch(arguments: &Arguments) -> Result<bool, String> {
         ["run", "private"] => {
             let mut report = Report::default();
             checks::private::run(&arguments.options, &mut report);
+            Ok(report.finish())
+        }
+        ["run", "killed"] => {
+            let mut report = Report::default();
+            let times = arguments.rounds.unwrap_or(10);
+            let count = arguments.count.unwrap_or(100);
+            checks::killed::run(&arguments.options, &mut report, times, count);
+            Ok(report.finish())
+        }
+        ["run", "uverbs"] => {
+            let mut report = Report::default();
+            let fresh = std::time::SystemTime::now()
+                .duration_since(std::time::UNIX_EPOCH)
+                .map_or(1, |since| since.as_micros() as u64);
+            let seed = arguments.seed.unwrap_or(fresh);
+            let count = arguments.count.unwrap_or(20_000) as u64;
+            checks::uverbs::run(&arguments.options, &mut report, seed, count);
             Ok(report.finish())
         }
         ["run", "by-hand"] => {

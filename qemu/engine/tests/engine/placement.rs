@@ -5,7 +5,7 @@
 use crate::wire::*;
 use ferrite_abi::*;
 use ferrite_engine::roce::{Feth, Frame, Opcode, Packet, Reth};
-use ferrite_engine::testing::{Region, SendWork};
+use ferrite_engine::testing::{Access, Region, SendWork};
 
 const RIGHTS: u32 = ALL | ACCESS_FLUSH_GLOBAL;
 
@@ -158,6 +158,20 @@ fn a_flush_of_a_range_or_of_a_region_completes_after_what_was_written() {
         assert_eq!(sent[0].opcode, CompletionOpcode::Flush.number());
         assert_eq!(pair.b.contents(&b, 0, 5000), data);
     }
+}
+
+#[test]
+fn a_flush_is_answered_behind_a_full_barrier() {
+    let (mut pair, _, b) = bench();
+    pair.run();
+    pair.b.host.accesses.replace(Some(Vec::new()));
+    pair.a.post_send(QPN_A, &flush(of_range(&b, 0, 4096)));
+    pair.exchange();
+    let accesses = pair.b.host.accesses.replace(None).unwrap_or_default();
+    assert_eq!(statuses(&pair.completions_a()), [CompletionStatus::Success]);
+    // All others are behind a word by which the device shows that it has a turn, or sleeps.
+    let own = |next: &[Access]| matches!(next, [Access::Load(_), Access::Fence]);
+    assert!(accesses.windows(2).any(own), "{accesses:?}");
 }
 
 /// Fails, as the requester sees it and as the responder tells its consumer.

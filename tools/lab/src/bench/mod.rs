@@ -10,7 +10,7 @@ mod interface;
 mod machines;
 mod moderation;
 mod page;
-mod plot;
+pub(crate) mod plot;
 mod processes;
 mod profile;
 mod results;

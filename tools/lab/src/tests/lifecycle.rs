@@ -59,7 +59,7 @@ pub const REMOVAL: &[VmTest] = &[VmTest::new(
     surprise_removal,
 )];
 
-fn cycles(cluster: &Cluster, count: u32) -> Result<()> {
+pub(super) fn cycles(cluster: &Cluster, count: u32) -> Result<()> {
     let runs: Vec<_> = cluster
         .vms
         .iter()
@@ -78,7 +78,7 @@ fn cycles(cluster: &Cluster, count: u32) -> Result<()> {
                      done >/dev/null
                      {LOAD_DRIVER}"
                 ),
-                Duration::from_secs(300),
+                Duration::from_secs(300.max(10 * u64::from(count))),
             )
         })
         .collect::<Result<_>>()?;

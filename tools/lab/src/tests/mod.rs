@@ -8,6 +8,7 @@ mod clients;
 mod connections;
 mod counters;
 mod driver;
+mod endurance;
 mod faults;
 mod growth;
 mod inside;
@@ -31,6 +32,7 @@ mod recovery;
 mod registration;
 mod smb;
 mod smc;
+pub mod soak;
 mod soft;
 mod split;
 mod srp;
@@ -144,6 +146,7 @@ pub fn groups() -> Vec<Group> {
                 ("stock", faults::NEIGHBOURS),
                 ("neighbours", interfaces::TESTS),
                 ("neighbours", limits::TESTS),
+                ("neighbours", endurance::LIMITS),
                 ("clients", clients::TESTS),
                 ("clients", connections::TESTS),
                 ("clients", inside::TESTS),
@@ -364,6 +367,14 @@ pub fn groups() -> Vec<Group> {
             ],
         },
         Group {
+            name: "endurance",
+            flavour: Flavour::Test,
+            load_driver: true,
+            options: |o| o,
+            long: true,
+            tests: &[("endurance", endurance::LONG)],
+        },
+        Group {
             name: "checked",
             flavour: Flavour::Test,
             load_driver: true,
@@ -380,6 +391,7 @@ pub fn groups() -> Vec<Group> {
                 ("checked", faults::TESTS),
                 ("checked", basics::THREADS),
                 ("allocations", allocations::TESTS),
+                ("checked", endurance::TESTS),
                 ("checked", lifecycle::LOADING),
                 ("sample", soft::TESTS),
                 ("misbehaviour", misbehaviour::TESTS),

@@ -172,7 +172,7 @@ pub fn connect_for_good(initiator: &Vm, target: &Vm) -> Result<()> {
 }
 
 /// A disk for as long as both machines want it, whichever devices they have meanwhile.
-struct Nvme;
+pub struct Nvme;
 
 impl Disk for Nvme {
     fn serve(target: &Vm) -> Result<()> {

@@ -35,7 +35,7 @@ pub fn run(options: &Options, report: &mut Report) {
 }
 
 /// Whatever was refused, the context is as good as before.
-fn still_good(rig: &Rig) -> Check {
+pub(super) fn still_good(rig: &Rig) -> Check {
     let pair = rig.pair()?;
     rig.write(pair.a, 100)?;
     rig.ends(pair.cq, IBV_WC_SUCCESS, "a write afterwards")?;
