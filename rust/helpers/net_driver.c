@@ -8,9 +8,9 @@ __rust_helper void *rust_helper_netdev_priv(const struct net_device *dev)
 	return netdev_priv(dev);
 }
 
-__rust_helper void rust_helper_netif_tx_start_all_queues(struct net_device *dev)
+__rust_helper void rust_helper_netif_tx_wake_all_queues(struct net_device *dev)
 {
-	netif_tx_start_all_queues(dev);
+	netif_tx_wake_all_queues(dev);
 }
 
 __rust_helper void rust_helper_netif_tx_disable(struct net_device *dev)

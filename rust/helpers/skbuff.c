@@ -3,6 +3,7 @@
 #include <linux/dma-mapping.h>
 #include <linux/if_vlan.h>
 #include <linux/skbuff.h>
+#include <net/dst.h>
 
 __rust_helper unsigned int rust_helper_skb_headlen(const struct sk_buff *skb)
 {
@@ -242,4 +243,25 @@ __rust_helper unsigned short rust_helper_skb_gso_segs(const struct sk_buff *skb)
 __rust_helper unsigned int rust_helper_skb_gso_type(const struct sk_buff *skb)
 {
 	return skb_shinfo(skb)->gso_type;
+}
+
+__rust_helper void rust_helper_skb_orphan(struct sk_buff *skb)
+{
+	skb_orphan(skb);
+}
+
+__rust_helper void rust_helper_nf_reset_ct(struct sk_buff *skb)
+{
+	nf_reset_ct(skb);
+}
+
+__rust_helper void rust_helper_skb_dst_drop(struct sk_buff *skb)
+{
+	skb_dst_drop(skb);
+}
+
+/* The protocol behind all tags. */
+__rust_helper __be16 rust_helper_vlan_get_protocol(const struct sk_buff *skb)
+{
+	return vlan_get_protocol(skb);
 }

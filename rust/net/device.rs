@@ -5,7 +5,7 @@
 //! What a callback sees is there: the driver's data are dropped after the device was unregistered, which waits for
 //! callbacks, for NAPI and for all who [hold](Hold) it; and they are in one allocation with the core's structure.
 
-use super::{MacAddress, Napi, Ops, Rtnl, Skb};
+use super::{MacAddress, Napi, Ops, Rtnl, Skb, PROTOCOL_SERVICE_VLAN};
 use crate::bindings;
 use core::marker::PhantomData;
 use core::ops::Deref;
@@ -139,7 +139,8 @@ pub trait OffloadOps: Driver {
 
 /// A device that cuts frames into segments, but not every one.
 pub trait SegmentOps: Driver {
-    /// Whether it can cut this one; else that is done before. In softirqs, or with bottom halves disabled.
+    /// Whether it can cut this one, which is of IP, behind tags of 802.1Q at most; else that is done before. In softirqs, or
+    /// with bottom halves disabled.
     fn can_segment(dev: &Device<Self>, frame: &ToSegment) -> bool;
 }
 
@@ -285,13 +286,51 @@ unsafe impl<D: Driver> Send for Device<D> {}
 // SAFETY: The core's part is used by any number of tasks, under locks of its own; data and queues are `Sync`.
 unsafe impl<D: Driver> Sync for Device<D> {}
 
+/// A number that the driver says, and that counts as it was said first: the core asks for it, and has room for so many
+/// afterwards.
+pub(super) struct FirstSaid(Atomic<u32>);
+
+impl FirstSaid {
+    /// More than the core asks for.
+    const NOTHING: u32 = u32::MAX;
+
+    const fn new() -> Self {
+        Self(Atomic::new(Self::NOTHING))
+    }
+
+    /// What was said first: where nothing was, what is said now.
+    pub(super) fn get(&self, say: impl FnOnce() -> usize) -> u32 {
+        let said = self.0.load(Relaxed);
+        if said != Self::NOTHING {
+            return said;
+        }
+        let said = say().min(c_int::MAX as usize) as u32;
+        match self.0.cmpxchg(Self::NOTHING, said, Relaxed) {
+            Ok(_) => said,
+            // Another was told that meanwhile.
+            Err(first) => first,
+        }
+    }
+}
+
+/// The driver was not told to [open](Driver::open) a device, or to stop it since.
+const STOPPED: u32 = 0;
+/// It is being told, and may call what tells it.
+const CHANGING: u32 = 1;
+/// It was told to open it.
+const STARTED: u32 = 2;
+
 /// What is behind the core's structure.
 #[pin_data]
 pub(super) struct Private<D: Driver> {
     /// Never grows after it was made: NAPI knows where they are.
     napis: KVec<Napi<D>>,
-    /// Whether the driver was told to [open](Driver::open) it, and not to stop it since. Changed with RTNL held.
+    /// One of [`STOPPED`], [`CHANGING`] and [`STARTED`]. Changed with RTNL held.
     started: Atomic<u32>,
+    /// How many numbers `ethtool` is shown.
+    pub(super) ethtool_count: FirstSaid,
+    /// Entries of the table by which what is received is spread.
+    pub(super) rss_entries: FirstSaid,
     /// Whether it is registered for no longer than its parent is bound. Set before it is registered.
     managed: Atomic<u32>,
     #[pin]
@@ -315,7 +354,7 @@ impl<D: Driver> Device<D> {
     }
 
     #[inline]
-    fn private(&self) -> &Private<D> {
+    pub(super) fn private(&self) -> &Private<D> {
         // SAFETY: By the type invariant the private part is initialised; nobody has it as `&mut`.
         unsafe { &*bindings::netdev_priv(self.as_raw()).cast() }
     }
@@ -469,33 +508,41 @@ impl<D: Driver> Device<D> {
         if queues == 0 || !self.check_queue(queues - 1) {
             return Err(EINVAL);
         }
-        // SAFETY: The reference keeps the device, and RTNL is held. It has that many to send by, and the function looks
-        // whether it has to receive by.
-        unsafe {
-            to_result(bindings::netif_set_real_num_rx_queues(
-                self.as_raw(),
-                queues.into(),
-            ))?;
-            to_result(bindings::netif_set_real_num_tx_queues(
-                self.as_raw(),
-                queues.into(),
-            ))
-        }
+        let set_rx = |queues: u16| {
+            // SAFETY: The reference keeps the device, and RTNL is held. The function looks whether it has so many.
+            to_result(unsafe {
+                bindings::netif_set_real_num_rx_queues(self.as_raw(), queues.into())
+            })
+        };
+        let before = self.tx_queues();
+        set_rx(queues)?;
+        // SAFETY: The reference keeps the device, and RTNL is held. It has that many to send by.
+        to_result(unsafe { bindings::netif_set_real_num_tx_queues(self.as_raw(), queues.into()) })
+            .inspect_err(|_| {
+                // Both or neither.
+                let _ = set_rx(before);
+            })
     }
 
-    /// Has the driver open it, and queues polled and frames sent.
+    /// Has the driver open it, and queues polled and frames sent. `EBUSY` where the driver asks for that while it is told
+    /// to open or to stop it.
     fn start(&self, rtnl: &Rtnl) -> Result {
-        if self.private().started.load(Relaxed) != 0 {
-            return Ok(());
+        let started = &self.private().started;
+        match started.load(Relaxed) {
+            STARTED => return Ok(()),
+            CHANGING => return Err(EBUSY),
+            _ => {}
         }
-        D::open(self, rtnl)?;
-        self.private().started.store(1, Relaxed);
+        started.store(CHANGING, Relaxed);
+        D::open(self, rtnl).inspect_err(|_| started.store(STOPPED, Relaxed))?;
+        started.store(STARTED, Relaxed);
         for napi in self.napis() {
             // SAFETY: It was added when the device was made, and is disabled, as the device was not started.
             unsafe { bindings::napi_enable(napi.as_raw()) };
         }
+        // Frames may wait that came while it was stopped: nobody else has them sent.
         // SAFETY: The reference keeps the device.
-        unsafe { bindings::netif_tx_start_all_queues(self.as_raw()) };
+        unsafe { bindings::netif_tx_wake_all_queues(self.as_raw()) };
         for napi in self.napis() {
             // What happened before it was enabled has told nobody.
             napi.schedule_from_task();
@@ -503,11 +550,13 @@ impl<D: Driver> Device<D> {
         Ok(())
     }
 
-    /// Has no frames sent and no queue polled any more, and the driver stop it, unless that is so.
+    /// Has no frames sent and no queue polled any more, and the driver stop it, unless that is so, or about to be.
     fn halt(&self, rtnl: &Rtnl) {
-        if self.private().started.load(Relaxed) == 0 {
+        let started = &self.private().started;
+        if started.load(Relaxed) != STARTED {
             return;
         }
+        started.store(CHANGING, Relaxed);
         // SAFETY: The reference keeps the device. When this returns nobody is in `start_xmit`, or will be.
         unsafe { bindings::netif_tx_disable(self.as_raw()) };
         for napi in self.napis() {
@@ -518,13 +567,18 @@ impl<D: Driver> Device<D> {
         // SAFETY: The reference keeps the device.
         unsafe { bindings::netif_tx_disable(self.as_raw()) };
         D::stop(self, rtnl);
-        self.private().started.store(0, Relaxed);
+        started.store(STOPPED, Relaxed);
+    }
+
+    /// Whether there is hardware behind it: not where it was [detached](Self::detach) and not attached since.
+    pub fn is_present(&self) -> bool {
+        // SAFETY: The reference keeps the device.
+        unsafe { bindings::netif_device_present(self.as_raw()) }
     }
 
     /// Opens it where it is up, has [hardware](Self::detach) and could not be [restarted](Self::restart).
     pub fn reopen(&self, rtnl: &Rtnl) -> Result {
-        // SAFETY: The reference keeps the device.
-        if self.is_running() && unsafe { bindings::netif_device_present(self.as_raw()) } {
+        if self.is_running() && self.is_present() {
             self.start(rtnl)?;
         }
         Ok(())
@@ -533,7 +587,7 @@ impl<D: Driver> Device<D> {
     /// Makes a change that its queues must not see: where it is up it is stopped before and opened afterwards, which may
     /// fail. It has no queues that are polled then, until it is [opened again](Self::reopen), or brought down and up.
     pub fn restart<R>(&self, rtnl: &Rtnl, change: impl FnOnce() -> R) -> Result<R> {
-        let started = self.private().started.load(Relaxed) != 0;
+        let started = self.private().started.load(Relaxed) == STARTED;
         self.halt(rtnl);
         let result = change();
         if started {
@@ -550,13 +604,24 @@ impl<D: Driver> Device<D> {
         self.halt(rtnl);
     }
 
-    /// There is hardware behind it, again: where it is up it is opened.
+    /// There is hardware behind it, again: where it is up it is opened, and told again which frames are wanted. Where it
+    /// cannot be opened it stays detached.
     pub fn attach(&self, rtnl: &Rtnl) -> Result {
-        if self.is_running() {
+        let running = self.is_running();
+        if running {
             self.start(rtnl)?;
         }
         // SAFETY: The reference keeps the device.
         unsafe { bindings::netif_device_attach(self.as_raw()) };
+        if running {
+            // What was wanted meanwhile was not told to a device that was not there, and nobody tells it later. Setting
+            // the flags has that done, also where they are what they were.
+            // SAFETY: The reference keeps the device, which is up, and so registered; RTNL is held.
+            unsafe {
+                let flags = bindings::netif_get_flags(self.as_raw());
+                bindings::dev_change_flags(self.as_raw(), flags, ptr::null_mut());
+            }
+        }
         Ok(())
     }
 
@@ -595,6 +660,12 @@ impl<D: Driver> Device<D> {
     pub fn has_random_mac(&self, _rtnl: &Rtnl) -> bool {
         // SAFETY: The reference keeps the device.
         unsafe { bindings::netdev_has_random_addr(self.as_raw()) }
+    }
+
+    /// From now on frames that it cuts into segments have at most so many bytes.
+    pub fn set_most_to_segment(&self, _rtnl: &Rtnl, bytes: u32) {
+        // SAFETY: The reference keeps the device; RTNL is what changes of the field are made under.
+        unsafe { bindings::netif_set_tso_max_size(self.as_raw(), bytes) }
     }
 
     /// From now on its MTU is at most this. What it is stays.
@@ -750,6 +821,7 @@ impl<D: Driver> Unregistered<D> {
         if ops.poll.is_none() && !queues.is_empty()
             || config.tx_queues == 0
             || config.rx_queues == 0
+            || config.name.to_bytes().len() >= bindings::IFNAMSIZ as usize
         {
             return Err(EINVAL);
         }
@@ -772,7 +844,9 @@ impl<D: Driver> Unregistered<D> {
         let raw = NonNull::new(raw).ok_or(ENOMEM)?;
         let private = pin_init!(Private {
             napis,
-            started: Atomic::new(0),
+            started: Atomic::new(STOPPED),
+            ethtool_count: FirstSaid::new(),
+            rss_entries: FirstSaid::new(),
             managed: Atomic::new(0),
             data <- data,
         }? E);
@@ -865,6 +939,9 @@ impl<D: Driver> Unregistered<D> {
 }
 
 /// A device that the core knows, until this is dropped: that waits for all that is under way.
+///
+/// As with every registration of the kernel that is a value, a module that forgets this must not be unloaded. One that is
+/// [managed](Unregistered::register_managed) is not the driver's to forget.
 ///
 /// # Invariants
 ///
@@ -1137,6 +1214,14 @@ unsafe extern "C" fn set_features<D: OffloadOps>(
     from_result(|| D::set_offloads(device, &rtnl, Offloads(features)).map(|()| 0))
 }
 
+/// Whether a frame is of IP, behind tags of 802.1Q at most, that has a tag of protocol `beside` it, `outer` behind its
+/// addresses, and `inner` behind all tags that are there.
+pub(super) fn is_ip_behind_tag(beside: Option<u16>, outer: u16, inner: u16) -> bool {
+    beside != Some(PROTOCOL_SERVICE_VLAN)
+        && outer != PROTOCOL_SERVICE_VLAN
+        && matches!(u32::from(inner), bindings::ETH_P_IP | bindings::ETH_P_IPV6)
+}
+
 /// # Safety
 ///
 /// To be called by the core as an operation of a device of `D`, with a buffer that is to be sent by it.
@@ -1166,7 +1251,16 @@ unsafe extern "C" fn features_check<D: SegmentOps>(
             is_ipv6: bindings::skb_gso_type(skb) & bindings::SKB_GSO_TCPV6 as u32 != 0,
         }
     };
-    if D::can_segment(device, &frame) {
+    // SAFETY: The caller vouches for the buffer.
+    let (beside, outer, inner) = unsafe {
+        (
+            bindings::skb_vlan_tag_present(skb)
+                .then(|| u16::from_be(bindings::skb_vlan_proto(skb))),
+            u16::from_be(bindings::skb_protocol_field(skb)),
+            u16::from_be(bindings::vlan_get_protocol(skb)),
+        )
+    };
+    if is_ip_behind_tag(beside, outer, inner) && D::can_segment(device, &frame) {
         features
     } else {
         // SAFETY: The function gives a constant.

@@ -119,6 +119,19 @@ impl SentFrames {
         }
     }
 
+    /// Leaves all frames where they are, for ever: nobody can say whether the device reads them. Who waits for them, and
+    /// what they hold on to, is let go. May be called from any context but interrupts.
+    pub fn abandon(mut self) {
+        for skb in self
+            .places
+            .iter_mut()
+            .filter_map(|place| place.skb.as_mut())
+        {
+            skb.let_go();
+        }
+        let _ = ManuallyDrop::new(self);
+    }
+
     /// Takes the frame out of a place, if there is one. The device has let go of it.
     pub fn take(&mut self, place: usize) -> Option<Skb> {
         let sent = self.places.get_mut(place)?;
@@ -128,6 +141,8 @@ impl SentFrames {
         let unmapped = self.mapper.with(|dev| unsafe { unmap(dev, pieces) });
         if unmapped.is_none() {
             // Its memory stays where the device may find it.
+            let mut skb = skb;
+            skb.let_go();
             let _ = ManuallyDrop::new(skb);
             return None;
         }
@@ -249,12 +264,20 @@ impl ReceivePages {
     /// Sees to it that a place has a page; gives where that is on the bus. `ENOMEM` where there is none to be had now.
     /// May be called from any context.
     pub fn fill(&mut self, place: usize) -> Result<u64> {
+        self.fill_with(place, bindings::GFP_ATOMIC | bindings::__GFP_NOWARN)
+    }
+
+    /// The same for who can wait for memory. Sleeps.
+    pub fn fill_patiently(&mut self, place: usize) -> Result<u64> {
+        self.fill_with(place, bindings::GFP_KERNEL | bindings::__GFP_NOWARN)
+    }
+
+    fn fill_with(&mut self, place: usize, flags: bindings::gfp_t) -> Result<u64> {
         let posted = self.places.get_mut(place).ok_or(EINVAL)?;
         if let Some(posted) = posted {
             return Ok(posted.address);
         }
-        let flags = bindings::GFP_ATOMIC | bindings::__GFP_NOWARN;
-        // SAFETY: Pages may be had in any context with these flags.
+        // SAFETY: Pages may be had with these flags wherever the caller is.
         let page = unsafe { bindings::alloc_pages(flags, 0) };
         let page = NonNull::new(page).ok_or(ENOMEM)?;
         let direction = bindings::dma_data_direction_DMA_FROM_DEVICE;
@@ -306,11 +329,16 @@ impl ReceivePages {
     }
 
     /// Makes bytes `from..to` of the page in a place the end of a frame, which gets the page. `EINVAL` where there is none,
-    /// or where it is shorter, `ENOSPC` where the frame has as many pieces as it can have.
+    /// or where it is shorter, `ENOSPC` where the frame has as many pieces as it can have, `EBUSY` where others have the same
+    /// bytes.
     pub fn attach(&mut self, place: usize, from: usize, to: usize, skb: &mut Skb) -> Result {
         let slot = self.places.get_mut(place).ok_or(EINVAL)?;
         if from > to || to > PAGE_SIZE || slot.is_none() {
             return Err(EINVAL);
+        }
+        if skb.is_cloned() {
+            // The list of its pieces is theirs, too.
+            return Err(EBUSY);
         }
         let fragments = skb.fragments();
         if fragments >= Skb::MOST_FRAGMENTS {
@@ -326,7 +354,7 @@ impl ReceivePages {
         });
         // Where that is not so the page is left where the device may find it.
         unmapped.ok_or(ENODEV)?;
-        // SAFETY: The buffer is ours, and there is room for one fragment more. The page passes to it.
+        // SAFETY: The buffer is ours alone, and there is room for one fragment more. The page passes to it.
         unsafe {
             bindings::skb_add_rx_frag(
                 skb.as_raw(),

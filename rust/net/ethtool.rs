@@ -15,7 +15,7 @@ pub trait EthtoolOps: Driver {
     /// The driver's name.
     const NAME: &'static str;
 
-    /// How many numbers [`Self::ethtool_statistics`] gives: always as many, of one device.
+    /// How many numbers [`Self::ethtool_statistics`] gives. Of one device it is asked once, and that counts.
     fn ethtool_count(dev: &Device<Self>) -> usize;
 
     /// The version of the firmware, or of what there is in place of it, and where the device is.
@@ -106,7 +106,7 @@ pub trait RssOps: Driver {
     /// Bytes of the key.
     const KEY: usize;
 
-    /// Entries of the table; as many as there always are.
+    /// Entries of the table. Of one device it is asked once, and that counts.
     fn rss_entries(dev: &Device<Self>) -> usize;
 
     /// Writes the table, the number of a queue for each value of the hash, and the key. RTNL is held; may sleep.
@@ -122,10 +122,13 @@ pub trait RssOps: Driver {
     ) -> Result;
 }
 
-/// Fills a key for [`RssOps`] with random bytes, the same for all devices of the machine.
+/// Fills a key for [`RssOps`] with random bytes, the same for all devices of the machine. The core has so many; of a
+/// longer key they are repeated.
 pub fn fill_rss_key(key: &mut [u8]) {
-    // SAFETY: There is room for so many bytes, which fit any key.
-    unsafe { bindings::netdev_rss_key_fill(key.as_mut_ptr().cast(), key.len()) };
+    for part in key.chunks_mut(bindings::NETDEV_RSS_KEY_LEN as usize) {
+        // SAFETY: There is room for so many bytes, which are no more than the core has.
+        unsafe { bindings::netdev_rss_key_fill(part.as_mut_ptr().cast(), part.len()) };
+    }
 }
 
 /// What a link is like.
@@ -265,6 +268,17 @@ unsafe extern "C" fn get_drvinfo<D: EthtoolOps>(
     write_text(said.bus, &mut info.bus_info);
 }
 
+fn ethtool_count<D: EthtoolOps>(device: &Device<D>) -> u32 {
+    device
+        .private()
+        .ethtool_count
+        .get(|| D::ethtool_count(device))
+}
+
+fn rss_entries<D: RssOps>(device: &Device<D>) -> u32 {
+    device.private().rss_entries.get(|| D::rss_entries(device))
+}
+
 /// # Safety
 ///
 /// To be called by the core as an operation of a device of `D`.
@@ -274,7 +288,7 @@ unsafe extern "C" fn get_sset_count<D: EthtoolOps>(
 ) -> c_int {
     if set as u32 == bindings::ethtool_stringset_ETH_SS_STATS {
         // SAFETY: The caller vouches for the device.
-        D::ethtool_count(unsafe { Device::<D>::from_raw(dev) }) as c_int
+        ethtool_count(unsafe { Device::<D>::from_raw(dev) }) as c_int
     } else {
         eopnotsupp().to_errno()
     }
@@ -293,8 +307,8 @@ unsafe extern "C" fn get_strings<D: EthtoolOps>(
     }
     // SAFETY: The caller vouches for the device.
     let device = unsafe { Device::<D>::from_raw(dev) };
-    let count = D::ethtool_count(device);
-    // SAFETY: The caller vouches for the room; any bytes are characters.
+    let count = ethtool_count(device) as usize;
+    // SAFETY: The caller vouches for the room, as the count is what it was told; any bytes are characters.
     let names =
         unsafe { core::slice::from_raw_parts_mut(names.cast::<[c_char; NAME_LENGTH]>(), count) };
     names.fill([0; NAME_LENGTH]);
@@ -311,7 +325,7 @@ unsafe extern "C" fn get_ethtool_stats<D: EthtoolOps>(
 ) {
     // SAFETY: The caller vouches for the device.
     let device = unsafe { Device::<D>::from_raw(dev) };
-    let count = D::ethtool_count(device);
+    let count = ethtool_count(device) as usize;
     // SAFETY: The caller vouches for what it says of the room.
     if unsafe { (*stats).n_stats } as usize != count {
         return;
@@ -532,7 +546,7 @@ unsafe extern "C" fn get_rxfh_key_size<D: RssOps>(_dev: *mut bindings::net_devic
 /// To be called by the core as an operation of a device of `D`.
 unsafe extern "C" fn get_rxfh_indir_size<D: RssOps>(dev: *mut bindings::net_device) -> u32 {
     // SAFETY: The caller vouches for the device.
-    D::rss_entries(unsafe { Device::<D>::from_raw(dev) }) as u32
+    rss_entries(unsafe { Device::<D>::from_raw(dev) })
 }
 
 /// `ETH_RSS_HASH_TOP`, which is made by a macro in C.
@@ -540,7 +554,8 @@ const HASH_TOEPLITZ: u8 = 1 << bindings::ETH_RSS_HASH_TOP_BIT;
 
 /// # Safety
 ///
-/// To be called by the core as an operation of a device of `D`, with room for as many entries and bytes as it says, or none.
+/// To be called by the core as an operation of a device of `D`, with room for as many entries and bytes as it was
+/// told that there are, or none.
 unsafe extern "C" fn get_rxfh<D: RssOps>(
     dev: *mut bindings::net_device,
     param: *mut bindings::ethtool_rxfh_param,
@@ -549,8 +564,9 @@ unsafe extern "C" fn get_rxfh<D: RssOps>(
     let (device, param) = unsafe { (Device::<D>::from_raw(dev), &mut *param) };
     param.hfunc = HASH_TOEPLITZ;
     let table = (!param.indir.is_null()).then(|| {
-        // SAFETY: The caller vouches for the room, which is for as many entries as there are.
-        unsafe { core::slice::from_raw_parts_mut(param.indir, D::rss_entries(device)) }
+        let entries = rss_entries(device) as usize;
+        // SAFETY: The caller vouches for the room, which is for as many entries as it was told that there are.
+        unsafe { core::slice::from_raw_parts_mut(param.indir, entries) }
     });
     let key = (!param.key.is_null()).then(|| {
         // SAFETY: The caller vouches for the room, which is for as many bytes as there are.
@@ -562,8 +578,8 @@ unsafe extern "C" fn get_rxfh<D: RssOps>(
 
 /// # Safety
 ///
-/// To be called by the core as an operation of a device of `D`, with RTNL held, and with as many entries and bytes as there
-/// are, or none.
+/// To be called by the core as an operation of a device of `D`, with RTNL held, and with as many entries and bytes as it
+/// was told that there are, or none.
 unsafe extern "C" fn set_rxfh<D: RssOps>(
     dev: *mut bindings::net_device,
     param: *mut bindings::ethtool_rxfh_param,
@@ -579,8 +595,9 @@ unsafe extern "C" fn set_rxfh<D: RssOps>(
             return Err(eopnotsupp());
         }
         let table = (!param.indir.is_null()).then(|| {
-            // SAFETY: The caller vouches for as many entries as there are.
-            unsafe { core::slice::from_raw_parts(param.indir, D::rss_entries(device)) }
+            let entries = rss_entries(device) as usize;
+            // SAFETY: The caller vouches for as many entries as it was told that there are.
+            unsafe { core::slice::from_raw_parts(param.indir, entries) }
         });
         let key = (!param.key.is_null()).then(|| {
             // SAFETY: The caller vouches for as many bytes as there are.

@@ -4,7 +4,7 @@
 //!
 //! They are part of their device: added when it is made, enabled while it is up, and deleted before it is freed.
 
-use super::{Device, Driver, Ops, Skb};
+use super::{Device, Driver, DropReason, Ops, Skb};
 use crate::bindings;
 use core::marker::PhantomData;
 use kernel::container_of;
@@ -95,11 +95,25 @@ pub fn without_bottom_halves<R>(f: impl FnOnce() -> R) -> R {
 /// A queue that is being polled.
 pub struct PollContext<'a, D: Driver> {
     napi: &'a Napi<D>,
+    /// How many frames that have arrived may be handled; none where this may not be a softirq, but somebody who wants
+    /// room to send (netpoll).
+    budget: u32,
     /// Of one processor.
     _not_send: PhantomData<*mut ()>,
 }
 
-impl<D: Driver> PollContext<'_, D> {
+impl<'a, D: Driver> PollContext<'a, D> {
+    /// # Safety
+    ///
+    /// The queue must be polled now, by this processor, with that budget, or not be polled by anybody.
+    pub(super) unsafe fn new(napi: &'a Napi<D>, budget: u32) -> Self {
+        Self {
+            napi,
+            budget,
+            _not_send: PhantomData,
+        }
+    }
+
     /// The queue.
     pub fn napi(&self) -> &Napi<D> {
         self.napi
@@ -110,25 +124,34 @@ impl<D: Driver> PollContext<'_, D> {
         self.napi.device()
     }
 
-    /// A socket buffer for a frame that has arrived, empty, with room for `len` bytes. `ENOMEM` where there is none.
+    /// A socket buffer for a frame that has arrived, empty, with room for `len` bytes. `ENOMEM` where there is none, and
+    /// `EPERM` where the budget is 0.
     pub fn buffer(&self, len: usize) -> Result<Skb> {
+        if self.budget == 0 {
+            return Err(EPERM);
+        }
         let len = u32::try_from(len).map_err(|_| EINVAL)?;
-        // SAFETY: The queue is being polled, by this processor, as this says.
+        // SAFETY: The queue is being polled, by this processor, as this says, in a softirq, as there is a budget.
         let raw = unsafe { bindings::napi_alloc_skb(self.napi.as_raw(), len) };
         // SAFETY: It was made just now, and is ours.
         unsafe { Skb::from_raw(raw) }.ok_or(ENOMEM)
     }
 
-    /// Frees the buffer of a frame that was sent. `budget` is what the queue is being polled with.
-    pub fn sent(&self, skb: Skb, budget: u32) {
+    /// Frees the buffer of a frame that was sent.
+    pub fn sent(&self, skb: Skb) {
         // SAFETY: The count passes to the function. The budget says whether this is in a softirq.
-        unsafe { bindings::napi_consume_skb(skb.into_raw(), budget as kernel::ffi::c_int) };
+        unsafe { bindings::napi_consume_skb(skb.into_raw(), self.budget as kernel::ffi::c_int) };
     }
 
     /// A frame has arrived, which begins with its Ethernet header. It may be merged with others of its stream (GRO).
+    /// Where the budget is 0 it is dropped.
     pub fn receive(&self, skb: Skb) {
+        if self.budget == 0 {
+            skb.discard(DropReason::NotReady);
+            return;
+        }
         if let Some(skb) = self.device().prepare_received(skb) {
-            // SAFETY: The queue is being polled, by this processor, as this says; the frame is of its device, and
+            // SAFETY: The queue is being polled, by this processor, as this says, in a softirq, as there is a budget; the frame is of its device, and
             // the count passes to the function.
             unsafe { bindings::napi_gro_receive(self.napi.as_raw(), skb.into_raw()) };
         }
@@ -153,11 +176,9 @@ unsafe extern "C" fn poll<D: NapiOps>(
     let raw = raw.cast::<Opaque<bindings::napi_struct>>();
     // SAFETY: The caller vouches for the queue, which stays until it is disabled: that waits for this.
     let napi = unsafe { &*container_of!(raw, Napi<D>, raw) };
-    let context = PollContext {
-        napi,
-        _not_send: PhantomData,
-    };
     let budget = budget as u32;
+    // SAFETY: It is what the core calls this for.
+    let context = unsafe { PollContext::new(napi, budget) };
     let work = D::poll(&context, budget).min(budget) as kernel::ffi::c_int;
     if work == budget as kernel::ffi::c_int {
         // Also where it is none: netpoll wants to be rid of frames that were sent, and the queue stays scheduled.

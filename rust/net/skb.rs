@@ -135,7 +135,7 @@ impl Skb {
     }
 
     /// Whether others have the same bytes, which then nobody may write.
-    fn is_cloned(&self) -> bool {
+    pub(super) fn is_cloned(&self) -> bool {
         // SAFETY: By the type invariant the buffer is valid.
         unsafe { bindings::skb_cloned(self.as_raw()) != 0 }
     }
@@ -164,7 +164,8 @@ impl Skb {
         if self.is_cloned() {
             return Err(EBUSY);
         }
-        if len > self.tailroom() {
+        // Behind a frame in several pieces there is none, not even for nothing.
+        if self.linear_len() != self.len() || len > self.tailroom() {
             return Err(ENOSPC);
         }
         // SAFETY: The buffer is valid, in one piece, and there is that much room.
@@ -374,6 +375,17 @@ impl Skb {
         skb.consume();
         // INVARIANT: The list of segments is ours.
         Ok(Frames { next: list })
+    }
+
+    /// Lets go of all that it holds on to: of its sender, who may wait for room, its connection and its route. For one that
+    /// is never freed. By who owns it alone, anywhere but in interrupts.
+    pub(super) fn let_go(&mut self) {
+        // SAFETY: By the type invariant the buffer is valid and ours; each of these can be done to any buffer, once or more.
+        unsafe {
+            bindings::skb_orphan(self.as_raw());
+            bindings::nf_reset_ct(self.as_raw());
+            bindings::skb_dst_drop(self.as_raw());
+        }
     }
 
     /// Frees the buffer of a frame that got where it should.

@@ -2,6 +2,7 @@
 
 //! Tests that need no hardware: a device of software that receives whatever it sends.
 
+use super::device::is_ip_behind_tag;
 use super::*;
 use crate::bindings;
 use crate::kernel_ext::workqueue::OwnedQueue;
@@ -23,7 +24,15 @@ struct Seen {
     unicast: Atomic<u32>,
     promiscuous: Atomic<u32>,
     copybreak: Atomic<u32>,
+    /// Whether it has room for any number of frames.
+    roomy: Atomic<u32>,
     dropped: Atomic<u32>,
+    /// How often it was asked how many numbers, and entries, there are.
+    asked: Atomic<u32>,
+    /// Whether it cannot be opened.
+    broken: Atomic<u32>,
+    /// Whether it opens and restarts itself where it is opened and stopped.
+    strange: Atomic<u32>,
 }
 
 /// The device: its queue has the frames that were sent, until it is polled.
@@ -62,23 +71,36 @@ impl Driver for Echo {
         .with_mtu()
         .with_rx_mode()
         .with_vlans()
-        .with_ethtool();
+        .with_ethtool()
+        .with_rss();
     type Queue = u32;
 
-    fn open(dev: &Device<Self>, _rtnl: &Rtnl) -> Result {
+    fn open(dev: &Device<Self>, rtnl: &Rtnl) -> Result {
+        if dev.seen.broken.load(Relaxed) != 0 {
+            return Err(ENOMEM);
+        }
         dev.seen.opened.fetch_add(1, Relaxed);
+        if dev.seen.strange.load(Relaxed) != 0 {
+            assert_eq!(dev.restart(rtnl, || 1), Ok(1));
+            let _ = dev.reopen(rtnl);
+            let _ = dev.attach(rtnl);
+        }
         dev.set_carrier(true);
         Ok(())
     }
 
-    fn stop(dev: &Device<Self>, _rtnl: &Rtnl) {
+    fn stop(dev: &Device<Self>, rtnl: &Rtnl) {
         dev.set_carrier(false);
         dev.on_their_way.clear();
         dev.seen.stopped.fetch_add(1, Relaxed);
+        if dev.seen.strange.xchg(0, Relaxed) != 0 {
+            let _ = dev.restart(rtnl, || ());
+            dev.detach(rtnl);
+        }
     }
 
     fn start_xmit(dev: &Device<Self>, skb: Skb) -> Xmit {
-        if dev.on_their_way.len() >= dev.room {
+        if dev.on_their_way.len() >= dev.room && dev.seen.roomy.load(Relaxed) == 0 {
             dev.stop_queue(skb.queue());
             return Xmit::Busy(skb);
         }
@@ -165,8 +187,9 @@ impl VlanOps for Echo {
 impl EthtoolOps for Echo {
     const NAME: &'static str = "net_kunit";
 
-    fn ethtool_count(_dev: &Device<Self>) -> usize {
-        3
+    fn ethtool_count(dev: &Device<Self>) -> usize {
+        // One more each time.
+        3 + dev.seen.asked.fetch_add(1, Relaxed) as usize
     }
 
     fn ethtool_names(_dev: &Device<Self>, names: &mut StatisticsNames<'_>) {
@@ -201,6 +224,32 @@ impl EthtoolOps for Echo {
 
     fn set_tx_copybreak(dev: &Device<Self>, bytes: u32) -> Result {
         dev.seen.copybreak.store(bytes, Relaxed);
+        Ok(())
+    }
+}
+
+impl RssOps for Echo {
+    const KEY: usize = 40;
+
+    fn rss_entries(dev: &Device<Self>) -> usize {
+        2 + 2 * dev.seen.asked.fetch_add(1, Relaxed) as usize
+    }
+
+    fn rss(_dev: &Device<Self>, table: Option<&mut [u32]>, key: Option<&mut [u8]>) {
+        if let Some(table) = table {
+            table.fill(5);
+        }
+        if let Some(key) = key {
+            key.fill(6);
+        }
+    }
+
+    fn set_rss(
+        _dev: &Device<Self>,
+        _rtnl: &Rtnl,
+        _table: Option<&[u32]>,
+        _key: Option<&[u8]>,
+    ) -> Result {
         Ok(())
     }
 }
@@ -246,7 +295,11 @@ fn seen() -> Result<Arc<Seen>> {
         unicast: Atomic::new(0),
         promiscuous: Atomic::new(0),
         copybreak: Atomic::new(0),
+        roomy: Atomic::new(0),
         dropped: Atomic::new(0),
+        asked: Atomic::new(0),
+        broken: Atomic::new(0),
+        strange: Atomic::new(0),
     };
     Ok(Arc::new(seen, GFP_KERNEL)?)
 }
@@ -482,6 +535,11 @@ mod net_tests {
     #[test]
     fn a_device_that_cannot_be_is_refused() -> Result {
         let seen = seen()?;
+        // The core has room for fifteen bytes.
+        assert_eq!(
+            Unregistered::new(&config(c"kunitnet90123456"), queues()?, Echo::new(&seen, 8)).err(),
+            Some(EINVAL)
+        );
         let mut none = config(c"kunitnet%d");
         none.tx_queues = 0;
         assert_eq!(
@@ -531,6 +589,24 @@ mod net_tests {
         assert_eq!(handle.send(empty_frame()?), Err(ENODEV));
         drop(dev);
         assert_eq!(seen.stopped.load(Relaxed), 1);
+        Ok(())
+    }
+
+    #[test]
+    fn what_waits_for_room_is_sent_when_a_device_was_restarted() -> Result {
+        let seen = seen()?;
+        // One that never has room, until it is opened anew.
+        let dev = Unregistered::new(&config(c"kunitnet11"), queues()?, Echo::new(&seen, 0))?;
+        let dev = dev.register()?;
+        let attachment = Attachment::new(c"kunitnet11", Taker::new())?;
+        let handle = attachment.handle();
+        bring_up(&dev)?;
+        handle.send(frame(&handle, 2)?)?;
+        assert_eq!(seen.sent.load(Relaxed), 0);
+        seen.roomy.store(1, Relaxed);
+        // It was refused, and waits. No other frame is sent that could take it with it.
+        Rtnl::with(|rtnl| dev.restart(rtnl, || ()))?;
+        assert!(becomes(|| seen.sent.load(Relaxed) >= 1));
         Ok(())
     }
 
@@ -683,6 +759,162 @@ mod net_tests {
         // It may go meanwhile.
         drop(dev);
         assert_eq!(counts(), (3, 3));
+        Ok(())
+    }
+
+    #[test]
+    fn a_device_that_comes_back_is_told_what_was_wanted_meanwhile() -> Result {
+        let seen = seen()?;
+        let dev = register(c"kunitnet12", &seen)?;
+        let attachment = Attachment::new(c"kunitnet12", Taker::new())?;
+        let handle = attachment.handle();
+        bring_up(&dev)?;
+        Rtnl::with(|rtnl| dev.detach(rtnl));
+        let group = handle.want(Want::Multicast(GROUP))?;
+        let all = handle.want(Want::Promiscuous)?;
+        // A device that is not there is told nothing.
+        fsleep(Delta::from_millis(20));
+        assert_eq!(seen.groups.load(Acquire), 0);
+        Rtnl::with(|rtnl| dev.attach(rtnl))?;
+        assert!(becomes(|| seen.groups.load(Acquire) == 1));
+        assert_eq!(seen.promiscuous.load(Acquire), 1);
+        // And what is not wanted any more.
+        Rtnl::with(|rtnl| dev.detach(rtnl));
+        drop((group, all));
+        Rtnl::with(|rtnl| dev.attach(rtnl))?;
+        assert!(becomes(|| seen.groups.load(Acquire) == 0));
+        assert_eq!(seen.promiscuous.load(Acquire), 0);
+        Ok(())
+    }
+
+    #[test]
+    fn a_device_that_cannot_be_opened_stays_as_it_is_until_it_can() -> Result {
+        let seen = seen()?;
+        let dev = register(c"kunitnet13", &seen)?;
+        let counts = || (seen.opened.load(Relaxed), seen.stopped.load(Relaxed));
+        bring_up(&dev)?;
+        Rtnl::with(|rtnl| {
+            dev.detach(rtnl);
+            seen.broken.store(1, Relaxed);
+            assert_eq!(dev.attach(rtnl), Err(ENOMEM));
+            assert!(!dev.is_present());
+            // Not before it is attached.
+            dev.reopen(rtnl)?;
+            seen.broken.store(0, Relaxed);
+            dev.reopen(rtnl)?;
+            assert_eq!(counts(), (1, 1));
+            dev.attach(rtnl)?;
+            assert!(dev.is_present());
+            assert_eq!(counts(), (2, 1));
+            // One that is there is opened again, too.
+            seen.broken.store(1, Relaxed);
+            assert_eq!(dev.restart(rtnl, || ()), Err(ENOMEM));
+            seen.broken.store(0, Relaxed);
+            dev.restart(rtnl, || ())?;
+            assert_eq!(counts(), (2, 2));
+            dev.reopen(rtnl)?;
+            assert_eq!(counts(), (3, 2));
+            Ok::<(), Error>(())
+        })
+    }
+
+    #[test]
+    fn a_device_is_opened_and_stopped_once_whatever_its_driver_does_meanwhile() -> Result {
+        let seen = seen()?;
+        let dev = register(c"kunitnet14", &seen)?;
+        let counts = || (seen.opened.load(Relaxed), seen.stopped.load(Relaxed));
+        seen.strange.store(1, Relaxed);
+        bring_up(&dev)?;
+        assert_eq!(counts(), (1, 0));
+        drop(dev);
+        assert_eq!(counts(), (1, 1));
+        Ok(())
+    }
+
+    #[test]
+    fn who_polls_for_room_only_receives_nothing() -> Result {
+        let seen = seen()?;
+        let dev = register(c"kunitnet15", &seen)?;
+        let attachment = Attachment::new(c"kunitnet15", Taker::new())?;
+        let napi = dev.napis().first().ok_or(ENODEV)?;
+        without_bottom_halves(|| {
+            // SAFETY: The device is down: nobody polls the queue.
+            let context = unsafe { PollContext::new(napi, 0) };
+            assert_eq!(context.buffer(64).err(), Some(EPERM));
+            let mut skb = Skb::for_device(&dev, 100)?;
+            fill(&mut skb, OWN, 2)?;
+            context.receive(skb);
+            context.sent(empty_frame()?);
+            Ok::<(), Error>(())
+        })?;
+        fsleep(Delta::from_millis(20));
+        assert_eq!(attachment.upper().taken.len(), 0);
+        Ok(())
+    }
+
+    #[test]
+    fn nothing_is_appended_to_a_frame_in_pieces() -> Result {
+        let mut skb = empty(64)?;
+        skb.append_slice(&[1; 20])?;
+        // SAFETY: A page is ours, and passes to the buffer, which is ours alone.
+        unsafe {
+            let page = bindings::alloc_pages(bindings::GFP_KERNEL | bindings::__GFP_ZERO, 0);
+            assert!(!page.is_null());
+            bindings::skb_add_rx_frag(skb.as_raw(), 0, page, 0, 100, 4096);
+        }
+        assert_eq!(skb.len(), 120);
+        assert_eq!(skb.append(1, |_| ()), Err(ENOSPC));
+        assert_eq!(skb.append(0, |_| ()), Err(ENOSPC));
+        assert_eq!(skb.append_slice(&[]), Err(ENOSPC));
+        Ok(())
+    }
+
+    #[test]
+    fn a_key_may_be_longer_than_what_the_core_has() -> Result {
+        let mut key = KVec::from_elem(0u8, 600, GFP_KERNEL)?;
+        fill_rss_key(&mut key);
+        assert_eq!(key[..256], key[256..512]);
+        assert_eq!(key[..88], key[512..]);
+        assert!(key.iter().any(|byte| *byte != 0));
+        fill_rss_key(&mut []);
+        Ok(())
+    }
+
+    #[test]
+    fn frames_of_ip_behind_tags_of_customers_are_cut() {
+        let (ip, ipv6, arp) = (0x0800, 0x86dd, 0x0806);
+        for inner in [ip, ipv6] {
+            assert!(is_ip_behind_tag(None, inner, inner));
+            assert!(is_ip_behind_tag(None, PROTOCOL_VLAN, inner));
+            assert!(is_ip_behind_tag(Some(PROTOCOL_VLAN), inner, inner));
+            assert!(!is_ip_behind_tag(None, PROTOCOL_SERVICE_VLAN, inner));
+            assert!(!is_ip_behind_tag(Some(PROTOCOL_SERVICE_VLAN), inner, inner));
+        }
+        assert!(!is_ip_behind_tag(None, PROTOCOL_VLAN, arp));
+        assert!(!is_ip_behind_tag(None, arp, arp));
+    }
+
+    #[test]
+    fn how_many_there_are_counts_as_it_was_said_first() -> Result {
+        let seen = seen()?;
+        let dev = register(c"kunitnet16", &seen)?;
+        let table = &Ops::<Echo>::of().ethtool;
+        let raw = dev.as_raw();
+        let size = table.get_rxfh_indir_size.ok_or(EINVAL)?;
+        // SAFETY: The device is registered.
+        let first = unsafe { size(raw) };
+        assert_eq!(first, 2);
+        // SAFETY: The device is registered.
+        assert_eq!(unsafe { size(raw) }, first);
+        let mut entries = [0xaau32; 16];
+        let mut key = [0xaau8; 41];
+        let mut param: bindings::ethtool_rxfh_param = pin_init::zeroed();
+        param.indir = entries.as_mut_ptr();
+        param.key = key.as_mut_ptr();
+        // SAFETY: The device is registered, and there is room for more entries and bytes than it has.
+        assert_eq!(unsafe { table.get_rxfh.ok_or(EINVAL)?(raw, &mut param) }, 0);
+        assert_eq!(entries[..3], [5, 5, 0xaa]);
+        assert_eq!(key[39..], [6, 0xaa]);
         Ok(())
     }
 

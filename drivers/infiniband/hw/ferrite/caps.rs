@@ -154,6 +154,22 @@ pub(crate) struct EthernetCaps {
 }
 
 impl EthernetCaps {
+    /// Those of a device with so many channels, that MTU, and rings of those sizes, for tests.
+    #[cfg(CONFIG_KUNIT = "y")]
+    pub(crate) fn of(channels: u16, max_mtu: u16, rings: (u8, u8)) -> Self {
+        Self {
+            channels,
+            max_mtu,
+            transmit_max_log_blocks: rings.0,
+            receive_max_log_entries: rings.1,
+            max_transmit_pieces: 18,
+            max_transmit_bytes: 65536,
+            counters: 0,
+            multicast: 16,
+            table_log_entries: Some(4),
+        }
+    }
+
     /// Entries of the redirection table, none where there is none.
     pub(crate) fn table_entries(&self) -> usize {
         self.table_log_entries.map_or(0, |log| 1 << log)

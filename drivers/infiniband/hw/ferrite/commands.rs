@@ -206,7 +206,16 @@ impl Hardware {
     /// Runs a query, but `EAGAIN` where it would have to wait until the device takes it, or for others
     /// that take their time. Sleeps.
     pub(crate) fn query_now<R: Answer>(self: &Arc<Self>, request: &R::Request) -> Result<R> {
-        self.query_with(Patience::None, request, core::mem::size_of::<R>())
+        self.query_start_now(request, core::mem::size_of::<R>())
+    }
+
+    /// The same for the first `length` bytes of an answer, the rest of which is zero. Sleeps.
+    pub(crate) fn query_start_now<R: Answer>(
+        self: &Arc<Self>,
+        request: &R::Request,
+        length: usize,
+    ) -> Result<R> {
+        self.query_with(Patience::None, request, length)
     }
 
     /// Runs a query whose answer is wanted by others, too, when who runs it is killed. Sleeps.
@@ -379,6 +388,17 @@ impl DeviceObject {
         number: u32,
     ) -> Result<Self> {
         hw.make(create)?;
+        Ok(Self::new(hw, destroy, number, None))
+    }
+
+    /// The same for what is not the caller's own, who may be killed: it is made all the same. Sleeps.
+    pub(crate) fn create_for_others<C: Command>(
+        hw: &Arc<Hardware>,
+        create: &C,
+        destroy: CommandOpcode,
+        number: u32,
+    ) -> Result<Self> {
+        hw.execute(create)?;
         Ok(Self::new(hw, destroy, number, None))
     }
 

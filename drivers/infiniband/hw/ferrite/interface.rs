@@ -28,7 +28,8 @@ use crate::{
         CommandOpcode,
         Plain,
         SetInterface,
-        SetMulticastFilter, //
+        SetMulticastFilter,
+        CHANNEL_COUNTER_NAMES, //
     },
     bars::Identity,
     caps::EthernetCaps,
@@ -82,6 +83,10 @@ use kernel::{
     new_mutex, new_spinlock,
     prelude::*,
     sync::{
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
         Arc,
         Mutex,
         SpinLock, //
@@ -109,9 +114,9 @@ const MTU: u16 = 1500;
 const TRANSMIT_LOG_BLOCKS: u8 = 9;
 const RECEIVE_LOG_ENTRIES: u8 = 9;
 /// And of the fewest: a ring has room for some of the longest requests.
-const LEAST_TRANSMIT_LOG_BLOCKS: u8 = 5;
+const LEAST_TRANSMIT_LOG_BLOCKS: u8 = 4;
 const LEAST_RECEIVE_LOG_ENTRIES: u8 = 4;
-const _: () = assert!(1 << LEAST_TRANSMIT_LOG_BLOCKS >= 4 * MOST_BLOCKS);
+const _: () = assert!(1 << LEAST_TRANSMIT_LOG_BLOCKS >= 3 * MOST_BLOCKS);
 
 /// The most channels that are made use of.
 const MOST_CHANNELS: u32 = 64;
@@ -155,10 +160,36 @@ struct Settings {
     strip_vlan: bool,
     transmit_log_blocks: u8,
     receive_log_entries: u8,
+    /// Channels that there are to be, where the device is good for so many.
+    channels: u16,
+    /// Microseconds that interrupts are put off, and frames that are too many for that; what the device begins with where
+    /// nobody has said.
+    coalescing: Option<(u16, u16)>,
     redirection: Redirection,
 }
 
 impl Settings {
+    /// Has them be what a device can do with these `caps` and so many `channels`; whether they are less than they were.
+    fn fit(&mut self, caps: &EthernetCaps, channels: u16) -> bool {
+        let sizes = |settings: &Self| {
+            (
+                settings.mtu,
+                settings.transmit_log_blocks,
+                settings.receive_log_entries,
+            )
+        };
+        let before = sizes(self);
+        self.mtu = self.mtu.min(caps.max_mtu);
+        self.transmit_log_blocks = self.transmit_log_blocks.min(caps.transmit_max_log_blocks);
+        self.receive_log_entries = self.receive_log_entries.min(caps.receive_max_log_entries);
+        let chosen = self.redirection.set_channels(channels);
+        if chosen.is_err() {
+            // It names channels that there are not.
+            self.redirection.forget_choice(channels);
+        }
+        before != sizes(self) || chosen.is_err()
+    }
+
     /// What the interface receives, up or down. `groups` is what the filter of the device has room for.
     fn interface(&self, up: bool, groups: usize) -> SetInterface {
         let flags = [
@@ -335,7 +366,11 @@ pub(crate) struct Interface {
     /// Of what is printed as often as the device likes.
     #[pin]
     prints: RateLimit,
-    most_to_segment: usize,
+    /// Bytes of the longest frame that the device cuts into segments. Changed with RTNL held.
+    most_to_segment: Atomic<u32>,
+    /// What the device had counted when it was asked last.
+    #[pin]
+    counted: Mutex<[u64; CHANNEL_COUNTER_NAMES.len()]>,
 }
 
 impl Interface {
@@ -356,6 +391,8 @@ impl Interface {
                     strip_vlan: true,
                     transmit_log_blocks: TRANSMIT_LOG_BLOCKS.min(caps.transmit_max_log_blocks),
                     receive_log_entries: RECEIVE_LOG_ENTRIES.min(caps.receive_max_log_entries),
+                    channels,
+                    coalescing: None,
                     redirection: Redirection::new(caps.table_entries(), channels)?,
                 };
                 new_mutex!(settings, "ferrite_net_settings")
@@ -363,7 +400,8 @@ impl Interface {
             behind <- new_mutex!(Some(behind), "ferrite_net_behind"),
             open <- new_mutex!(None, "ferrite_net_open"),
             prints <- RateLimit::new(),
-            most_to_segment: caps.max_transmit_bytes as usize,
+            most_to_segment: Atomic::new(caps.max_transmit_bytes),
+            counted <- new_mutex!([0; CHANNEL_COUNTER_NAMES.len()], "ferrite_net_counted"),
         })
     }
 
@@ -411,6 +449,7 @@ impl Interface {
     fn tell_redirection(&self, behind: &Behind, settings: &Settings, channels: u16) -> Result {
         settings.redirection.tell(
             channels,
+            behind.caps.table_entries(),
             |table| behind.hw.execute(table),
             |redirection| behind.hw.execute(redirection),
         )
@@ -442,26 +481,28 @@ impl Device<Interface> {
             let memory = ChannelMemory::new(parent, hw, layout)?;
             let pieces = behind.caps.max_transmit_pieces.into();
             let transmitter = Transmitter::new(parent, hw, &memory, number, pieces)?;
-            let receiver = Receiver::new(parent, hw, &memory, number)?;
+            let mut receiver = Receiver::new(parent, hw, &memory, number)?;
+            // While nobody else has it, and memory can be waited for.
+            receiver.fill();
+            if receiver.is_low() {
+                return Err(ENOMEM);
+            }
             // Before the device knows the memory, which so is there until the device has let go of it.
             queue.put(Some(transmitter), Some(receiver));
-            let object = DeviceObject::create(
+            // Who changes a setting may be killed, and the interface is not his.
+            let object = DeviceObject::create_for_others(
                 hw,
                 &memory.create_command(number, handlers.main_queue(number)),
                 CommandOpcode::DestroyChannel,
                 number.into(),
             )?;
             opened.objects.push(object, GFP_KERNEL)?;
-            let has_buffers = queue.with_receiver(|receiver| {
-                receiver.as_mut().is_some_and(|receiver| {
-                    receiver.refill();
-                    !receiver.is_low()
-                })
-            });
-            if !has_buffers {
-                return Err(ENOMEM);
-            }
             opened.listed.add(self, number)?;
+        }
+        if let Some((microseconds, frames)) = settings.coalescing {
+            for handler in 0..channels {
+                handlers.set_moderation(handler, microseconds, frames)?;
+            }
         }
         self.tell_redirection(behind, &settings, channels)?;
         hw.execute(&settings.filter(behind.caps.multicast_addresses()))?;
@@ -481,6 +522,61 @@ impl Device<Interface> {
     #[cold]
     fn retry_refill(&self) {
         Repairs::refill_later(self);
+    }
+
+    /// Has what users have set fit the device that is behind it now, which may be another than they were set of, and
+    /// attaches it. Where it cannot be opened it stays detached.
+    fn fit_and_attach(&self, rtnl: &Rtnl) -> Result {
+        let behind = self.behind()?;
+        let caps = behind.caps;
+        let (channels, less) = {
+            let mut settings = self.settings.lock();
+            let most = behind.channels().min(self.napis().len() as u16);
+            let channels = settings.channels.min(most).max(1);
+            (channels, settings.fit(&caps, channels))
+        };
+        if less {
+            pr_warn!(
+                "{}: the device can do less than the one before, MTU, rings or the table are smaller\n",
+                self.name()
+            );
+        }
+        if self.tx_queues() != channels {
+            self.set_queues(rtnl, channels)?;
+        }
+        if self.most_to_segment.load(Relaxed) != caps.max_transmit_bytes {
+            self.most_to_segment.store(caps.max_transmit_bytes, Relaxed);
+            self.set_most_to_segment(rtnl, caps.max_transmit_bytes);
+        }
+        let max_mtu = caps.max_mtu.into();
+        self.set_max_mtu(rtnl, max_mtu);
+        self.attach(rtnl)?;
+        if self.mtu() > max_mtu {
+            // The device was told by `open`; now so is everybody else.
+            self.request_mtu(rtnl, max_mtu)?;
+        }
+        Ok(())
+    }
+
+    /// Opens it again where that has failed, after what was changed is as it was. Where that fails, too, it is tried later.
+    fn reopen_or_repair(&self, rtnl: &Rtnl) {
+        if self.reopen(rtnl).is_err() {
+            Repairs::restart_soon(self);
+        }
+    }
+
+    /// Has its channels made anew; made, where that has failed before.
+    fn mend(&self, rtnl: &Rtnl) -> Result {
+        if !self.is_present() {
+            return self.fit_and_attach(rtnl);
+        }
+        self.restart(rtnl, || ())?;
+        self.reopen(rtnl)
+    }
+
+    /// Whether there is a device behind it that works.
+    fn is_served(&self, _rtnl: &Rtnl) -> bool {
+        self.hardware().is_some_and(|hw| !hw.is_dead())
     }
 }
 
@@ -566,19 +662,23 @@ impl Driver for Interface {
 }
 
 /// Gives back frames that were sent; whether there may be more.
-fn reclaim(context: &PollContext<'_, Interface>, budget: u32) -> bool {
+fn reclaim(context: &PollContext<'_, Interface>) -> bool {
     let queue = context.napi().queue();
     for _ in 0..RECLAIMS {
         let mut frames = [const { None }; RECLAIMED];
-        let (taken, has_room) = match &mut *queue.transmitter.lock() {
+        let (taken, has_room, impossible) = match &mut *queue.transmitter.lock() {
             Some(transmitter) => {
                 let taken = transmitter.reclaim(&mut frames);
-                (taken, transmitter.has_much_room())
+                (taken, transmitter.has_much_room(), transmitter.impossible())
             }
             None => return false,
         };
+        if let Some(impossible) = impossible {
+            // Without the lock: who prints may do so by this interface.
+            impossible.tell();
+        }
         for skb in frames.into_iter().flatten() {
-            context.sent(skb, budget);
+            context.sent(skb);
         }
         if has_room {
             context.device().wake_queue(queue.number);
@@ -631,10 +731,8 @@ fn receive(context: &PollContext<'_, Interface>, budget: u32) -> u32 {
     }
     if !receiver.refill() {
         counters.rx_no_memory.add(1);
-        if receiver.is_low() {
-            // Where the device has no buffer there will be no event.
-            dev.retry_refill();
-        }
+        // Where the device has too few buffers for the next frame there will be no event.
+        dev.retry_refill();
     }
     done
 }
@@ -642,7 +740,7 @@ fn receive(context: &PollContext<'_, Interface>, budget: u32) -> u32 {
 impl NapiOps for Interface {
     fn poll(context: &PollContext<'_, Self>, budget: u32) -> u32 {
         context.napi().queue().counters.polls.add(1);
-        let more = reclaim(context, budget);
+        let more = reclaim(context);
         if budget == 0 {
             // Somebody waits for room, and may not receive here.
             return 0;
@@ -664,8 +762,13 @@ impl NapiOps for Interface {
             mb();
             again |= receiver.has_arrived();
         }
+        let mut impossible = None;
         if let Some(transmitter) = &mut *queue.transmitter.lock() {
             again |= transmitter.arm();
+            impossible = transmitter.impossible();
+        }
+        if let Some(impossible) = impossible {
+            impossible.tell();
         }
         if again {
             napi.schedule();
@@ -726,7 +829,7 @@ impl SegmentOps for Interface {
         /// Bytes of a header of IPv6 without extensions.
         const IPV6_HEADER: usize = 40;
         frame.size >= abi::TRANSMIT_MIN_SEGMENT
-            && frame.length <= dev.most_to_segment
+            && frame.length <= dev.most_to_segment.load(Relaxed) as usize
             && (!frame.is_ipv6 || frame.ip_header == IPV6_HEADER)
     }
 }
@@ -809,7 +912,15 @@ impl Attachment {
         let this = Self { dev, hw };
         let dev = &this.dev;
         *this.hw.interface.lock() = Some(dev.hold());
-        Rtnl::with(|rtnl| dev.attach(rtnl))?;
+        let attached = Rtnl::with(|rtnl| dev.fit_and_attach(rtnl));
+        if let Err(error) = attached {
+            if this.hw.is_dead() {
+                return Err(error);
+            }
+            // What else the function is good for does not wait for it.
+            pr_warn!("{}: is not opened yet: {:?}\n", dev.name(), error);
+            Repairs::restart_soon(dev);
+        }
         // Events of the link find it by now.
         this.hw.tell_carrier();
         pr_info!(
@@ -827,8 +938,12 @@ impl Drop for Attachment {
         let told = self.hw.interface.lock().take();
         drop(told);
         self.dev.set_carrier(false);
-        Rtnl::with(|rtnl| self.dev.detach(rtnl));
-        let behind = self.dev.behind.lock().take();
+        let behind = Rtnl::with(|rtnl| {
+            self.dev.detach(rtnl);
+            // With RTNL held, by which repairs know whether they are wanted.
+            self.dev.behind.lock().take()
+        });
+        Repairs::stand_down(&self.dev);
         drop(behind);
     }
 }
@@ -847,7 +962,9 @@ mod tests {
             strip_vlan: true,
             transmit_log_blocks: 9,
             receive_log_entries: 8,
-            redirection: Redirection::new(16, 1)?,
+            channels: 4,
+            coalescing: None,
+            redirection: Redirection::new(16, 4)?,
         })
     }
 
@@ -876,6 +993,52 @@ mod tests {
                 | abi::INTERFACE_PROMISCUOUS
                 | abi::INTERFACE_ALL_MULTICAST
         );
+        Ok(())
+    }
+
+    fn caps() -> EthernetCaps {
+        EthernetCaps::of(4, 9000, (12, 12))
+    }
+
+    #[test]
+    fn what_users_have_set_fits_a_device_that_can_do_less() -> Result {
+        let mut settings = settings()?;
+        settings.mtu = 9000;
+        settings.transmit_log_blocks = 12;
+        settings.receive_log_entries = 12;
+        // One that can do as much changes nothing.
+        assert!(!settings.fit(&caps(), 4));
+        assert_eq!(settings.mtu, 9000);
+        assert!(settings.fit(&EthernetCaps::of(4, 1500, (4, 5)), 4));
+        assert_eq!(
+            (
+                settings.mtu,
+                settings.transmit_log_blocks,
+                settings.receive_log_entries
+            ),
+            (1500, 4, 5)
+        );
+        // A table in turn is dealt out anew, which nobody need be told; one that was chosen is lost.
+        assert!(!settings.fit(&caps(), 2));
+        assert!(settings
+            .redirection
+            .table()
+            .iter()
+            .all(|channel| *channel < 2));
+        settings.redirection.set(Some(&[1; 16]), None, 2)?;
+        assert!(!settings.fit(&caps(), 3));
+        assert!(settings
+            .redirection
+            .table()
+            .iter()
+            .all(|channel| *channel == 1));
+        assert!(settings.fit(&caps(), 1));
+        assert!(settings
+            .redirection
+            .table()
+            .iter()
+            .all(|channel| *channel == 0));
+        assert!(!settings.fit(&caps(), 1));
         Ok(())
     }
 

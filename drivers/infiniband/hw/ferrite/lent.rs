@@ -302,7 +302,8 @@ pub(crate) trait Leak {
 
 impl Leak for SentFrames {
     fn leak(self) {
-        mem::forget(self);
+        // Of a frame there is more than its memory.
+        self.abandon();
     }
 }
 

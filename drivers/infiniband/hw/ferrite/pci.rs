@@ -252,8 +252,14 @@ impl Life {
             caps::bounded_network
         };
         let caps = bounded(&said, identity.offered).map_err(unusable)?;
-        let ethernet =
-            caps::ethernet(&caps, identity.features & caps.features).map_err(unusable)?;
+        let ethernet = match caps::ethernet(&caps, identity.features & caps.features) {
+            // It is an RDMA device all the same.
+            Err(why) if identity.has_rdma() => {
+                dev_err!(pdev, "device has no network interface: {}\n", why);
+                None
+            }
+            ethernet => ethernet.map_err(unusable)?,
+        };
         hw.cqp.set_timeout(caps::command_timeout(&caps));
         if identity.features & caps.features & abi::FEATURE_TURNS != 0 {
             hw.cqp.use_turns();

@@ -70,6 +70,9 @@ fn subtract(from: &mut Values, values: &Values) {
     }
 }
 
+/// How often members that leave while they are asked for have who reads a set ask anew.
+const MOST_IN_VAIN: u32 = 8;
+
 /// Some members of a set, whom the device is asked for at once.
 struct Asked {
     qpns: [u32; abi::COUNTED_QUEUE_PAIRS],
@@ -103,6 +106,8 @@ struct Reading {
     ahead: u32,
     /// One of these has left: what is answered is of no use, and the others are asked for again.
     again: bool,
+    /// How often that was so.
+    in_vain: u32,
     /// A member came or went.
     changed: bool,
     /// What those have counted that were asked for, and former members.
@@ -184,6 +189,7 @@ impl Set {
             next: 0,
             ahead: 0,
             again: false,
+            in_vain: 0,
             changed: false,
             sum: self.kept,
         });
@@ -219,15 +225,23 @@ impl Set {
         Ok(Next::Done(sum))
     }
 
-    /// These members have counted so much together.
-    fn answered(&mut self, reader: Reader, asked: &Asked, mut counted: Values) {
-        if let Some(reading) = &mut self.readings[reader as usize] {
-            if !reading.again {
-                subtract(&mut counted, &asked.before);
-                add(&mut reading.sum, &counted);
-                reading.next = reading.ahead;
-            }
+    /// These members have counted so much together. What the set has counted as far as is known, where members have left
+    /// so often while they were asked for that it is not worth going on: it is read no more then.
+    fn answered(&mut self, reader: Reader, asked: &Asked, mut counted: Values) -> Option<Values> {
+        let slot = &mut self.readings[reader as usize];
+        let reading = slot.as_mut()?;
+        if !reading.again {
+            subtract(&mut counted, &asked.before);
+            add(&mut reading.sum, &counted);
+            reading.next = reading.ahead;
+            return None;
         }
+        reading.in_vain += 1;
+        if reading.in_vain < MOST_IN_VAIN {
+            return None;
+        }
+        *slot = None;
+        Some(self.seen)
     }
 
     /// Nobody reads it any more.
@@ -247,16 +261,42 @@ struct Summing {
 /// The sets of a device.
 struct State {
     sets: RBTree<u32, Set>,
+    /// The set of each queue pair that is bound to one.
+    bound: RBTree<u32, u32>,
     /// What those had counted that are no more: the core keeps that of a port for ever.
     ended: Values,
     summing: Option<Summing>,
 }
 
 impl State {
-    /// Whether a queue pair is bound to any set.
-    fn has_member(&self, qpn: u32) -> bool {
-        let mut sets = self.sets.values();
-        sets.any(|set| set.members.get(&qpn).is_some())
+    /// Binds a queue pair to a set: `EBUSY` where it is in one. What is not needed of the nodes is freed by the caller.
+    fn bind(
+        &mut self,
+        number: u32,
+        qpn: u32,
+        member: &mut Option<RBTreeNode<u32, Values>>,
+        bound: &mut Option<RBTreeNode<u32, u32>>,
+    ) -> Result {
+        if self.bound.get(&qpn).is_some() {
+            return Err(EBUSY);
+        }
+        let set = self.sets.get_mut(&number).ok_or(ENOENT)?;
+        if let (Some(member), Some(bound)) = (member.take(), bound.take()) {
+            set.bind(member);
+            self.bound.insert(bound);
+        }
+        Ok(())
+    }
+
+    /// Has it leave the set, if it is in that.
+    fn unbind(&mut self, number: u32, qpn: u32, so_far: Option<Values>) {
+        if self.bound.get(&qpn) != Some(&number) {
+            return;
+        }
+        self.bound.remove(&qpn);
+        if let Some(set) = self.sets.get_mut(&number) {
+            set.unbind(qpn, so_far);
+        }
     }
 
     /// Begins to read all sets.
@@ -297,6 +337,9 @@ impl State {
         let Some(set) = self.sets.remove(&number) else {
             return;
         };
+        for qpn in set.members.keys() {
+            self.bound.remove(qpn);
+        }
         add(&mut self.ended, &set.kept);
         if let Some(summing) = &mut self.summing {
             if number >= summing.next {
@@ -326,6 +369,7 @@ impl Registry {
             state <- new_mutex!(
                 State {
                     sets: RBTree::new(),
+                    bound: RBTree::new(),
                     ended: NOTHING,
                     summing: None,
                 },
@@ -360,21 +404,15 @@ impl Registry {
 
     /// Binds a queue pair to a set, by what it has counted when this is called: `EBUSY` where it is in one. Sleeps.
     fn bind(&self, number: u32, qpn: u32, ask: impl FnOnce(&[u32]) -> Result<Values>) -> Result {
-        let member = RBTreeNode::new(qpn, ask(&[qpn])?, GFP_KERNEL_ACCOUNT)?;
-        let mut state = self.state.lock();
-        if state.has_member(qpn) {
-            drop(state);
-            return Err(EBUSY);
-        }
-        let set = state.sets.get_mut(&number).ok_or(ENOENT)?;
-        set.bind(member);
-        Ok(())
+        let mut member = Some(RBTreeNode::new(qpn, ask(&[qpn])?, GFP_KERNEL_ACCOUNT)?);
+        let mut bound = Some(RBTreeNode::new(qpn, number, GFP_KERNEL_ACCOUNT)?);
+        self.state.lock().bind(number, qpn, &mut member, &mut bound)
     }
 
     /// Has it leave the set. Sleeps.
     fn unbind(&self, number: u32, qpn: u32, ask: impl FnOnce(&[u32]) -> Result<Values>) {
         let so_far = ask(&[qpn]).ok();
-        let _ = self.with_set(number, |set| set.unbind(qpn, so_far));
+        self.state.lock().unbind(number, qpn, so_far);
     }
 
     /// What a set has counted. Sleeps.
@@ -387,7 +425,7 @@ impl Registry {
         if let Some(seen) = self.with_set(number, |set| set.begin(reader))? {
             return Ok(seen);
         }
-        // Ends, as what is asked for again is so once for each member that left.
+        // Ends, as there are so many members, and they are asked for again so often at the most.
         loop {
             let asked = match self.with_set(number, |set| set.next(reader))?? {
                 Next::Ask(asked) => asked,
@@ -395,7 +433,11 @@ impl Registry {
             };
             match ask(asked.qpns()) {
                 Ok(counted) => {
-                    self.with_set(number, |set| set.answered(reader, &asked, counted))?
+                    let ended =
+                        self.with_set(number, |set| set.answered(reader, &asked, counted))?;
+                    if let Some(seen) = ended {
+                        return Ok(seen);
+                    }
                 }
                 Err(error) => {
                     self.with_set(number, |set| set.leave(reader))?;
@@ -742,6 +784,28 @@ mod tests {
         let stayed = u64::from(MEMBERS) - left;
         // Those that left have one each, those that came have it since.
         assert_eq!(device.read(1)?, each(left + 2 * stayed + left));
+        Ok(())
+    }
+
+    #[test]
+    fn who_reads_does_not_ask_for_ever_while_members_come_and_go() -> Result {
+        let device = Device::new(&[1])?;
+        device.bind(1, 5)?;
+        device.more.set(3);
+        assert_eq!(device.read(1)?, each(3));
+        device.more.set(4);
+        let mut rounds = 0;
+        // One that is asked for leaves each time, and comes again.
+        let seen = device.read_all_while(|qpns| {
+            rounds += 1;
+            assert!(rounds <= 100);
+            assert_eq!(qpns, [5]);
+            device.unbind(1, 5);
+            assert_eq!(device.bind(1, 5), Ok(()));
+        });
+        // As it was heard of last.
+        assert_eq!((seen, rounds), (each(3), MOST_IN_VAIN));
+        assert_eq!(device.read_all_while(|_| ()), each(4));
         Ok(())
     }
 

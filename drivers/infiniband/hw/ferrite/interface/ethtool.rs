@@ -40,7 +40,8 @@ use kernel::{
 const SPEED: u32 = 100_000;
 
 impl Device<Interface> {
-    /// What the device has counted of the interface, in the order of [`CHANNEL_COUNTER_NAMES`]. Sleeps.
+    /// What the device has counted of the interface, in the order of [`CHANNEL_COUNTER_NAMES`]; where the device has no
+    /// time `EAGAIN`, as anybody may ask, and holds RTNL meanwhile. Sleeps.
     fn device_counters(&self) -> Result<DeviceChannelCounters> {
         let behind = self.behind()?;
         let request = QueryChannelCounters {
@@ -49,7 +50,7 @@ impl Device<Interface> {
             reserved: [0; 5],
         };
         let length = behind.caps.counters * size_of::<u64>();
-        behind.hw.query_start(&request, length)
+        behind.hw.query_start_now(&request, length)
     }
 }
 
@@ -89,9 +90,13 @@ impl EthtoolOps for Interface {
         else {
             return;
         };
+        let mut last = dev.counted.lock();
         if let Ok(counted) = dev.device_counters() {
-            of_device.copy_from_slice(&counted.0);
+            *last = counted.0;
         }
+        // Else as it was heard of last.
+        of_device.copy_from_slice(&*last);
+        drop(last);
         let channels = rest.chunks_exact_mut(ChannelCounters::NAMES.len());
         for (values, napi) in channels.zip(dev.napis()) {
             values.copy_from_slice(&napi.queue().counters.values());
@@ -157,7 +162,7 @@ impl RingOps for Interface {
         dev.restart(rtnl, || ()).inspect_err(|_| {
             // There may be no memory for such rings, and there was for the others.
             set(before.0, before.1);
-            let _ = dev.reopen(rtnl);
+            dev.reopen_or_repair(rtnl);
         })
     }
 }
@@ -180,6 +185,7 @@ impl CoalesceOps for Interface {
                 .handlers
                 .set_moderation(handler, microseconds, count)?;
         }
+        dev.settings.lock().coalescing = Some((microseconds, count));
         Ok(())
     }
 }
@@ -197,15 +203,21 @@ impl ChannelsOps for Interface {
             return Ok(());
         }
         let set = |channels| {
-            dev.settings.lock().redirection.set_channels(channels)?;
-            dev.set_queues(rtnl, channels)
+            let spread = |channels| dev.settings.lock().redirection.set_channels(channels);
+            spread(channels)?;
+            dev.set_queues(rtnl, channels).inspect_err(|_| {
+                // As many as there were the table can name.
+                let _ = spread(before);
+            })?;
+            dev.settings.lock().channels = channels;
+            Ok(())
         };
         match dev.restart(rtnl, || set(channels)) {
             Ok(set) => set,
             Err(error) => {
                 // There may be no memory for more of them.
                 set(before)?;
-                let _ = dev.reopen(rtnl);
+                dev.reopen_or_repair(rtnl);
                 Err(error)
             }
         }
@@ -239,13 +251,21 @@ impl RssOps for Interface {
         table: Option<&[u32]>,
         key: Option<&[u8]>,
     ) -> Result {
+        let behind = dev.behind()?;
         let mut settings = dev.settings.lock();
+        let before = settings.redirection.try_clone()?;
         settings.redirection.set(table, key, dev.tx_queues())?;
-        match dev.open_channels() {
-            Some(channels) => dev.tell_redirection(&dev.behind()?, &settings, channels),
+        let Some(channels) = dev.open_channels() else {
             // It is told when the interface is brought up.
-            None => Ok(()),
+            return Ok(());
+        };
+        let told = dev.tell_redirection(&behind, &settings, channels);
+        if told.is_err() {
+            // It may have taken part of it.
+            settings.redirection = before;
+            let _ = dev.tell_redirection(&behind, &settings, channels);
         }
+        told
     }
 }
 

@@ -129,10 +129,19 @@ impl Receiver {
 
     /// Posts as many buffers as there is room and memory for; whether that is all.
     pub(super) fn refill(&mut self) -> bool {
+        self.refill_by(ReceivePages::fill)
+    }
+
+    /// The same, waiting for memory: by who has it alone. Sleeps.
+    pub(super) fn fill(&mut self) {
+        self.refill_by(ReceivePages::fill_patiently);
+    }
+
+    fn refill_by(&mut self, fill: fn(&mut ReceivePages, usize) -> Result<u64>) -> bool {
         let start = self.producer;
         while self.posted() < self.size() {
             let slot = self.slot(self.producer);
-            let Ok(address) = self.pages.fill(slot) else {
+            let Ok(address) = fill(&mut self.pages, slot) else {
                 break;
             };
             self.memory

@@ -87,23 +87,39 @@ impl Redirection {
         }
     }
 
-    /// Sets what a user says, of which all numbers are those of the `channels` that there are.
+    /// There are so many channels, and nothing that a user has chosen.
+    pub(super) fn forget_choice(&mut self, channels: u16) {
+        self.chosen = false;
+        self.deal_out(channels);
+    }
+
+    /// The same once more, to go back to. `ENOMEM` where there is no memory for it.
+    pub(super) fn try_clone(&self) -> Result<Self> {
+        let mut table = KVec::with_capacity(self.table.len(), GFP_KERNEL)?;
+        table.extend_from_slice(&self.table, GFP_KERNEL)?;
+        Ok(Self {
+            table,
+            key: self.key,
+            chosen: self.chosen,
+        })
+    }
+
+    /// Sets what a user says, all of it or nothing, of which all numbers are those of the `channels` that there are.
     pub(super) fn set(
         &mut self,
         table: Option<&[u32]>,
         key: Option<&[u8]>,
         channels: u16,
     ) -> Result {
+        if key.is_some_and(|key| key.len() != self.key.len())
+            || table.is_some_and(|table| table.len() != self.table.len())
+        {
+            return Err(EINVAL);
+        }
         if let Some(key) = key {
-            if key.len() != self.key.len() {
-                return Err(EINVAL);
-            }
             self.key.copy_from_slice(key);
         }
         if let Some(table) = table {
-            if table.len() != self.table.len() {
-                return Err(EINVAL);
-            }
             for (to, from) in self.table.iter_mut().zip(table) {
                 *to = *from as u16;
             }
@@ -116,14 +132,14 @@ impl Redirection {
         Ok(())
     }
 
-    /// The command that sets the entries from `first` on, as many as fit, for the `channels` that there are.
-    fn table_command(&self, first: usize, channels: u16) -> SetRedirectionTable {
+    /// The command that sets the entries of `table` from `first` on, as many as fit, for the `channels` that there are.
+    fn table_command(table: &[u16], first: usize, channels: u16) -> SetRedirectionTable {
         let mut command = SetRedirectionTable {
             port: port::DEVICE_PORT,
             first: first as u16,
             ..SetRedirectionTable::zeroed()
         };
-        let rest = self.table.get(first..).unwrap_or(&[]);
+        let rest = table.get(first..).unwrap_or(&[]);
         for (entry, channel) in command.entries.iter_mut().zip(rest) {
             command.count += 1;
             *entry = RedirectionEntry {
@@ -141,24 +157,27 @@ impl Redirection {
         command
     }
 
-    /// Gives the commands that tell a device with `channels` all of it: the table first, by which nothing goes before
-    /// the last one says so.
+    /// Gives the commands that tell a device with `channels` and a table of so many `entries` all of it that the device
+    /// has room for: the table first, by which nothing goes before the last one says so.
     pub(super) fn tell(
         &self,
         channels: u16,
+        entries: usize,
         mut table: impl FnMut(&SetRedirectionTable) -> Result,
         redirection: impl FnOnce(&SetRedirection) -> Result,
     ) -> Result {
-        if self.table.is_empty() {
+        // Both are powers of two, or none: of a hash the device looks at fewer bits where it has fewer entries.
+        let told = &self.table[..self.table.len().min(entries)];
+        if told.is_empty() {
             return Ok(());
         }
-        for first in (0..self.table.len()).step_by(REDIRECTION_ENTRIES) {
-            table(&self.table_command(first, channels))?;
+        for first in (0..told.len()).step_by(REDIRECTION_ENTRIES) {
+            table(&Self::table_command(told, first, channels))?;
         }
         redirection(&SetRedirection {
             port: port::DEVICE_PORT,
             types: TYPES,
-            mask: (self.table.len() - 1) as u16,
+            mask: (told.len() - 1) as u16,
             key: self.key,
             ..SetRedirection::zeroed()
         })
@@ -170,10 +189,15 @@ mod tests {
     use super::*;
 
     fn told(redirection: &Redirection, channels: u16) -> Result<(KVec<u16>, u16)> {
+        told_of(redirection, channels, redirection.entries())
+    }
+
+    fn told_of(redirection: &Redirection, channels: u16, room: usize) -> Result<(KVec<u16>, u16)> {
         let mut entries = KVec::new();
         let mut mask = 0;
         redirection.tell(
             channels,
+            room,
             |command| {
                 assert_eq!(usize::from(command.first), entries.len());
                 let (count, all) = (usize::from(command.count), command.entries);
@@ -211,7 +235,15 @@ mod tests {
         }
         // A device without a table is told nothing.
         let none = Redirection::new(0, 3)?;
-        none.tell(3, |_| Err(EINVAL), |_| Err(EINVAL))
+        none.tell(3, 16, |_| Err(EINVAL), |_| Err(EINVAL))?;
+        let redirection = Redirection::new(16, 3)?;
+        redirection.tell(3, 0, |_| Err(EINVAL), |_| Err(EINVAL))?;
+        // One with a smaller table than it was made for, or with a larger one, is told what there is in both.
+        for (room, expected) in [(4, 4), (16, 16), (64, 16)] {
+            let (told, mask) = told_of(&redirection, 3, room)?;
+            assert_eq!((told.len(), usize::from(mask)), (expected, expected - 1));
+        }
+        Ok(())
     }
 
     #[test]
@@ -238,6 +270,14 @@ mod tests {
         // Of the wrong length, nothing.
         assert_eq!(redirection.set(Some(&[1; 15]), None, 4), Err(EINVAL));
         assert_eq!(redirection.set(None, Some(&[1; 39]), 4), Err(EINVAL));
+        // Nor one of both.
+        let before = redirection.try_clone()?;
+        assert_eq!(
+            redirection.set(Some(&[1; 15]), Some(&[1; 40]), 4),
+            Err(EINVAL)
+        );
+        assert_eq!(redirection.key(), before.key());
+        assert_eq!(redirection.table(), before.table());
         Ok(())
     }
 }

@@ -3,13 +3,17 @@
 //! What has to be done to an interface later, by a task: a channel that is stuck is made anew, and one that had no memory
 //! for buffers looks for some.
 //!
-//! Who is to be looked after is held until it was: the interface does not go meanwhile.
+//! Who is to be looked after is held until it was: the interface does not go meanwhile. What has to be done again soon is
+//! put off, longer each time, and given up where the device goes from behind the interface.
 
 use super::Interface;
 use crate::{
-    kernel_ext::spinlock::{
-        new_irq_spinlock,
-        IrqSpinLock, //
+    kernel_ext::{
+        spinlock::{
+            new_irq_spinlock,
+            IrqSpinLock, //
+        },
+        workqueue::hasten,
     },
     net::{
         Device,
@@ -21,12 +25,13 @@ use kernel::{
     impl_has_delayed_work, new_delayed_work,
     prelude::*,
     sync::Arc,
-    time::msecs_to_jiffies,
+    time::{
+        msecs_to_jiffies,
+        Instant,
+        Monotonic, //
+    },
     workqueue::{
-        impl_has_work,
-        new_work,
         DelayedWork,
-        Work,
         WorkItem, //
     },
 };
@@ -34,25 +39,61 @@ use kernel::{
 /// Milliseconds after which memory is looked for again.
 const REFILL: u32 = 20;
 
+/// Milliseconds after which channels are made anew for the second time, and most that this is put off.
+const FIRST_WAIT: u32 = 1_000;
+const LONGEST_WAIT: u32 = 32_000;
+/// Milliseconds after which the next time is the first again.
+const CALM: i64 = 60_000;
+
 /// The kind of work that looks for memory.
 const REFILLS: u64 = 1;
 
+/// How long it is put off that channels are made anew.
+struct Pace {
+    /// Milliseconds that the last time was put off, and that the next time is.
+    last: u32,
+    wait: u32,
+}
+
+impl Pace {
+    const fn new() -> Self {
+        Self { last: 0, wait: 0 }
+    }
+
+    /// For how many milliseconds it is put off that is asked for so many after it was last, if it was.
+    fn next(&mut self, since: Option<i64>) -> u32 {
+        if since.is_none_or(|since| since - i64::from(self.last) > CALM) {
+            self.wait = 0;
+        }
+        self.last = self.wait;
+        self.wait = self.wait.saturating_mul(2).clamp(FIRST_WAIT, LONGEST_WAIT);
+        self.last
+    }
+}
+
+/// An interface whose channels are to be made anew, if there is one, and how soon.
+struct Stuck {
+    dev: Option<Hold<Interface>>,
+    pace: Pace,
+    /// When that was asked for last.
+    asked: Option<Instant<Monotonic>>,
+}
+
 #[pin_data]
 pub(super) struct Repairs {
-    /// The interface whose channels are to be made anew.
     #[pin]
-    stuck: IrqSpinLock<Option<Hold<Interface>>>,
+    stuck: IrqSpinLock<Stuck>,
     /// The interface that has too few buffers.
     #[pin]
     hungry: IrqSpinLock<Option<Hold<Interface>>>,
     #[pin]
-    restart: Work<Repairs>,
+    restart: DelayedWork<Repairs>,
     #[pin]
     refill: DelayedWork<Repairs, REFILLS>,
 }
 
-impl_has_work! {
-    impl HasWork<Self> for Repairs { self.restart }
+impl_has_delayed_work! {
+    impl HasDelayedWork<Self> for Repairs { self.restart }
 }
 
 impl_has_delayed_work! {
@@ -62,20 +103,44 @@ impl_has_delayed_work! {
 impl Repairs {
     pub(super) fn new() -> Result<Arc<Self>> {
         let init = pin_init!(Self {
-            stuck <- new_irq_spinlock!(None, "ferrite_net_stuck"),
+            stuck <- new_irq_spinlock!(
+                Stuck {
+                    dev: None,
+                    pace: Pace::new(),
+                    asked: None,
+                },
+                "ferrite_net_stuck"
+            ),
             hungry <- new_irq_spinlock!(None, "ferrite_net_hungry"),
-            restart <- new_work!("ferrite_net_restart"),
+            restart <- new_delayed_work!("ferrite_net_restart"),
             refill <- new_delayed_work!("ferrite_net_refill"),
         });
         Arc::pin_init(init, GFP_KERNEL)
     }
 
-    /// Has the channels of an interface made anew. May be called from any context, while the interface is up.
+    /// Has the channels of an interface made anew, at once where that was not done lately. May be called from any context,
+    /// while there is a device behind the interface.
     pub(super) fn restart_soon(dev: &Device<Interface>) {
-        let before = dev.repairs.stuck.lock().replace(dev.hold());
-        drop(before);
+        let mut stuck = dev.repairs.stuck.lock();
+        if stuck.dev.is_some() {
+            // It has yet to look.
+            return;
+        }
+        stuck.dev = Some(dev.hold());
+        let since = stuck.asked.map(|asked| asked.elapsed().as_millis());
+        stuck.asked = Some(Instant::now());
+        let wait = msecs_to_jiffies(stuck.pace.next(since));
+        drop(stuck);
         // Where it is queued already it has yet to look.
-        drop(dev.work.enqueue::<_, 0>(dev.repairs.clone()));
+        drop(dev.work.enqueue_delayed::<_, 0>(dev.repairs.clone(), wait));
+    }
+
+    /// Nothing is to be made anew any more of an interface that has no device behind it: it is not held, and nothing waits
+    /// for its time.
+    pub(super) fn stand_down(dev: &Device<Interface>) {
+        let stuck = dev.repairs.stuck.lock().dev.take();
+        drop(stuck);
+        hasten::<_, 0>(&dev.work, dev.repairs.clone());
     }
 
     /// Has the channels of an interface look for buffers after a while. May be called from any context, while the
@@ -95,7 +160,7 @@ impl WorkItem for Repairs {
     type Pointer = Arc<Self>;
 
     fn run(this: Arc<Self>) {
-        let stuck = this.stuck.lock().take();
+        let stuck = this.stuck.lock().dev.take();
         let Some(dev) = stuck else {
             return;
         };
@@ -103,11 +168,16 @@ impl WorkItem for Repairs {
         if let Some(hw) = dev.hardware() {
             hw.check_health();
         }
-        // Also where that has failed before: who finds that nothing is sent asks for it every few seconds.
-        let restarted = Rtnl::with(|rtnl| dev.restart(rtnl, || ()).and_then(|()| dev.reopen(rtnl)));
-        if let Err(error) = restarted {
+        Rtnl::with(|rtnl| {
+            let Err(error) = dev.mend(rtnl) else {
+                return;
+            };
             pr_warn!("{}: channels are not made anew: {:?}\n", dev.name(), error);
-        }
+            // With RTNL held: who takes the device from behind the interface does that, and has it stand down.
+            if dev.is_served(rtnl) {
+                Self::restart_soon(&dev);
+            }
+        });
     }
 }
 
@@ -120,5 +190,26 @@ impl WorkItem<REFILLS> for Repairs {
             // It looks for buffers when it is polled.
             napi.schedule_from_task();
         }
+    }
+}
+
+#[kunit_tests(ferrite_net_repairs)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_asked_for_again_and_again_is_put_off_longer_each_time() {
+        let mut pace = Pace::new();
+        let mut since = None;
+        for expected in [0, 1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 32_000] {
+            assert_eq!(pace.next(since), expected);
+            // It fails as soon as it was done.
+            since = Some(expected.into());
+        }
+        // Not so soon, but not much later either.
+        let longest = i64::from(LONGEST_WAIT);
+        assert_eq!(pace.next(Some(longest + CALM)), LONGEST_WAIT);
+        assert_eq!(pace.next(Some(longest + CALM + 1)), 0);
+        assert_eq!(pace.next(Some(0)), FIRST_WAIT);
     }
 }

@@ -166,6 +166,39 @@ pub(super) struct Transmitter {
     done: u32,
     /// The device has said what cannot be: nothing is sent any more.
     broken: bool,
+    /// That, until it was told of.
+    said: Option<u32>,
+}
+
+/// A device has said what cannot be.
+pub(super) struct Impossible {
+    hw: Arc<Hardware>,
+    channel: u16,
+    said: u32,
+}
+
+impl Impossible {
+    /// Says so, and gives the device up. Not with the lock of the transmit side held.
+    #[cold]
+    pub(super) fn tell(self) {
+        dev_err!(
+            self.hw.pdev,
+            "channel {}: block {} is done before it was posted\n",
+            self.channel,
+            self.said
+        );
+        self.hw.fail();
+    }
+}
+
+/// Free blocks at which a ring of so many is sent by again that was full.
+const fn wake_at(size: u32) -> u32 {
+    let quarter = size / 4;
+    if quarter > MOST_BLOCKS {
+        quarter
+    } else {
+        MOST_BLOCKS
+    }
 }
 
 impl Transmitter {
@@ -192,6 +225,7 @@ impl Transmitter {
             published: 0,
             done: 0,
             broken: false,
+            said: None,
         })
     }
 
@@ -215,7 +249,7 @@ impl Transmitter {
 
     /// Whether there is room for many.
     pub(super) fn has_much_room(&self) -> bool {
-        self.room() >= self.size() / 4
+        self.room() >= wake_at(self.size())
     }
 
     /// Puts a frame in the ring. The device is told by [`Self::publish`].
@@ -263,24 +297,27 @@ impl Transmitter {
         }
     }
 
-    /// How far the device says that it is. Gives it up where that cannot be.
+    /// How far the device says that it is. Where that cannot be it is [to be told of](Self::impossible).
     fn consumer(&mut self) -> u32 {
         let said = self.memory.load(RecordWord::TRANSMIT_CONSUMER);
         match believable(self.done, said, self.published) {
             Some(consumer) => consumer,
             None => {
                 if !core::mem::replace(&mut self.broken, true) {
-                    dev_err!(
-                        self.hw.pdev,
-                        "channel {}: block {} is done before it was posted\n",
-                        self.channel,
-                        said
-                    );
-                    self.hw.fail();
+                    self.said = Some(said);
                 }
                 self.done
             }
         }
+    }
+
+    /// What the device has said that cannot be, once: to be told of.
+    pub(super) fn impossible(&mut self) -> Option<Impossible> {
+        self.said.take().map(|said| Impossible {
+            hw: self.hw.clone(),
+            channel: self.channel,
+            said,
+        })
     }
 
     /// Takes frames out that were sent, as many as there is room for in `frames`; returns how many.
@@ -323,6 +360,15 @@ impl Transmitter {
 #[kunit_tests(ferrite_transmit)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_ring_that_is_sent_by_again_has_room_for_any_frame() {
+        for log in super::super::LEAST_TRANSMIT_LOG_BLOCKS..=abi::TRANSMIT_MAX_LOG_BLOCKS {
+            let size = 1 << log;
+            assert!(wake_at(size) >= MOST_BLOCKS && wake_at(size) < size);
+        }
+        assert_eq!((wake_at(16), wake_at(512)), (MOST_BLOCKS, 128));
+    }
 
     fn pieces(count: usize) -> [Piece; MOST_PIECES] {
         let mut pieces = [Piece::default(); MOST_PIECES];
