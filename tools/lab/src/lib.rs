@@ -4,12 +4,14 @@
 //! It runs inside the Debian root that `tools/lab/bootstrap` makes, where the project is at
 //! `/ferrite`, the cache at `/cache` and this tree's build output at `/out`.
 
+mod abstractions;
 pub mod artifacts;
 pub mod bench;
 pub mod boots;
 pub mod cache;
 pub mod cluster;
 pub mod demo;
+mod documents;
 pub mod fuzz;
 pub mod guest;
 pub mod kernel;

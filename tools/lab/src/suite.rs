@@ -394,6 +394,32 @@ fn lint(options: &Options, report: &mut Report) -> Result<()> {
             crate::safety::check(&kernel_files)
         },
     );
+    step(
+        report,
+        "lint: the abstractions name no device, and helpers are inlines",
+        &mut |_| {
+            let ours = files("")?.into_iter();
+            let ours: Vec<PathBuf> = ours
+                .filter(|path| path.starts_with(Path::new(PROJECT).join("rust")))
+                .collect();
+            crate::abstractions::check(&ours, &kernel::stock()?.build.join("Module.symvers"))
+        },
+    );
+    step(
+        report,
+        "documents of the kernel side name what is there",
+        &mut |_| {
+            let documents: Vec<PathBuf> = crate::documents::DOCUMENTS
+                .iter()
+                .map(|name| Path::new(PROJECT).join(name))
+                .collect();
+            let sources = files("")?.into_iter();
+            let sources: Vec<PathBuf> = sources
+                .filter(|path| !path.extension().is_some_and(|end| end == "md" || end == "rst"))
+                .collect();
+            crate::documents::check(&documents, &sources)
+        },
+    );
     step(report, "lint: user space (clippy)", &mut |log| {
         let mut clippy = cargo("clippy");
         clippy.args(["--workspace", "--all-targets", "-q", "--", "-D", "warnings"]);
