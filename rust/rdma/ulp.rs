@@ -11,8 +11,8 @@
 //! ended. Who forgets an object ([`core::mem::forget`]) loses memory, and a device that cannot be removed, but
 //! nothing is freed that somebody may still use.
 
+use super::consumer::request::{rdma_wr, reg_wr, send_wr};
 use super::consumer::{self, Landlord, Room};
-use super::work::{rdma_wr, reg_wr, send_wr};
 use super::{
     Access, DeviceName, Extension, Gid, GidAttr, GidType, Mtu, QpState, QpType, SendOp, WcOpcode,
     WcStatus,

@@ -128,44 +128,6 @@ pub struct RegWr<'a, D: MrOps> {
 /// What a send work request that was posted does.
 pub type PostedOp<'a, D> = SendOp<RegWr<'a, D>, u32>;
 
-/// The C form of a request that has no more than this; `ex` is a key, or immediate data as they are on the wire.
-pub(super) fn send_wr(opcode: bindings::ib_wr_opcode, ex: u32) -> bindings::ib_send_wr {
-    let mut wr: bindings::ib_send_wr = pin_init::zeroed();
-    wr.opcode = opcode;
-    // SAFETY: All views of the union are four bytes of plain data.
-    unsafe { *wr.ex.invalidate_rkey.as_mut() = ex };
-    wr
-}
-
-/// That of one that reads or writes the peer's memory.
-pub(super) fn rdma_wr(
-    opcode: bindings::ib_wr_opcode,
-    remote: Remote,
-    ex: u32,
-) -> bindings::ib_rdma_wr {
-    let mut wr: bindings::ib_rdma_wr = pin_init::zeroed();
-    wr.wr = send_wr(opcode, ex);
-    wr.remote_addr = remote.addr;
-    wr.rkey = remote.rkey;
-    wr
-}
-
-/// That of a registration.
-pub(super) fn reg_wr(
-    opcode: bindings::ib_wr_opcode,
-    ex: u32,
-    mr: *mut bindings::ib_mr,
-    key: u32,
-    access: Access,
-) -> bindings::ib_reg_wr {
-    let mut wr: bindings::ib_reg_wr = pin_init::zeroed();
-    wr.wr = send_wr(opcode, ex);
-    wr.mr = mr;
-    wr.key = key;
-    wr.access = access.as_raw() as c_int;
-    wr
-}
-
 /// A place in the peer's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Remote {

@@ -149,7 +149,8 @@ impl Drop for Cq {
         // reference to the queue, or is a queue pair that nobody could destroy.
         if unsafe { super::is_used(&raw mut (*self.raw.as_ptr()).usecnt) } {
             // A driver has refused to destroy a queue pair: the core polls on, and keeps the queue.
-            pr_err!("rdma: a completion queue is still used, and stays with its device\n");
+            let message = fmt!("a completion queue is still used, and stays with its device\n");
+            self.lease.print_error(message);
             self.graveyard.leak();
             core::mem::forget(self.lease.clone());
             return;

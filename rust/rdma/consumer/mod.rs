@@ -20,6 +20,7 @@
 mod cq;
 mod memory;
 mod qp;
+pub(super) mod request;
 
 pub use cq::*;
 pub use memory::*;
@@ -29,8 +30,9 @@ use super::ulp::Device;
 use crate::bindings;
 use crate::kernel_ext::completion::Completion;
 use core::marker::PhantomData;
-use core::ptr::NonNull;
+use core::ptr::{self, NonNull};
 use kernel::error::{from_err_ptr, from_result, to_result};
+use kernel::fmt;
 use kernel::prelude::*;
 use kernel::sync::atomic::{Acquire, Atomic, Relaxed, Release};
 use kernel::sync::{Arc, Refcount};
@@ -311,6 +313,19 @@ impl Lease {
         self.tenancy().device
     }
 
+    /// Prints an error about the device.
+    fn print_error(&self, message: fmt::Arguments<'_>) {
+        // SAFETY: The device is registered for as long as there is a lease. `%pA` takes a pointer to `fmt::Arguments`,
+        // which the last argument is.
+        unsafe {
+            bindings::ibdev_err(
+                self.raw_device(),
+                c"%pA".as_char_ptr(),
+                ptr::from_ref(&message).cast::<c_void>(),
+            )
+        };
+    }
+
     /// Who has it.
     pub(super) fn client(&self) -> &'static CStr {
         self.tenancy().client
@@ -411,7 +426,8 @@ impl Drop for Pd {
         // SAFETY: By the type invariant the domain is ours, and so valid.
         if unsafe { is_used(&raw mut (*self.raw.as_ptr()).usecnt) } {
             // A driver has refused to destroy what was made in it: that lives on, and needs it.
-            pr_err!("rdma: a protection domain is still used, and stays with its device\n");
+            let message = fmt!("a protection domain is still used, and stays with its device\n");
+            self.lease.print_error(message);
             core::mem::forget(self.lease.clone());
             return;
         }

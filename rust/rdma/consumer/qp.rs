@@ -7,11 +7,11 @@
 //! [`User`] gets it back, with how it ended. Dropping a queue pair drains it first.
 
 use super::cq::Room;
+use super::request::{rdma_wr, reg_wr, send_wr};
 use super::{Chunk, Cq, Pd, Region};
 use crate::bindings;
 use crate::kernel_ext::spinlock::{new_irq_spinlock, IrqSpinLock};
 use crate::rdma::ulp::Outcome;
-use crate::rdma::work::{rdma_wr, reg_wr, send_wr};
 use crate::rdma::{QpType, Remote, WcStatus};
 use core::cell::UnsafeCell;
 use core::ops::Range;
