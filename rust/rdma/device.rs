@@ -834,6 +834,12 @@ pub struct DeviceAttr {
     pub max_sgl_rd: u32,
     /// Bytes of device memory for processes.
     pub max_dm_size: u64,
+    /// Work queues, and tables of them with so many entries at most, where it has those.
+    pub max_wq: u32,
+    pub max_rwq_tables: u32,
+    pub max_rwq_table_entries: u32,
+    /// It tells whether checksums of raw packets are right.
+    pub raw_checksums: bool,
     /// On-demand memory, where it has that.
     pub on_demand: Option<OnDemandAttr>,
     /// What it has of its driver's own for kernel users: bits of `kernel_cap_flags`
@@ -893,6 +899,15 @@ impl DeviceAttr {
         raw.cq_caps.max_cq_moderation_period = self.max_cq_moderation_period;
         raw.max_sgl_rd = self.max_sgl_rd;
         raw.max_dm_size = self.max_dm_size;
+        raw.max_wq_type_rq = self.max_wq;
+        raw.rss_caps.max_rwq_indirection_tables = self.max_rwq_tables;
+        raw.rss_caps.max_rwq_indirection_table_size = self.max_rwq_table_entries;
+        if self.max_rwq_tables != 0 {
+            raw.rss_caps.supported_qpts = 1 << bindings::ib_qp_type_IB_QPT_RAW_PACKET;
+        }
+        if self.raw_checksums {
+            raw.raw_packet_caps = bindings::ib_raw_packet_caps_IB_RAW_PACKET_CAP_IP_CSUM;
+        }
         if let Some(on_demand) = &self.on_demand {
             on_demand.fill(raw);
         }

@@ -27,6 +27,8 @@ use kernel::prelude::*;
 /// | [`SrqOps`] | shared receive queues (SRQ) | [`Ops::with_srq`] |
 /// | [`XrcOps`] | extended reliable connections (XRC) | [`Ops::with_xrc`] |
 /// | [`DmOps`] | device memory (DM) | [`Ops::with_dm`] |
+/// | [`FlowOps`] | rules of flows, for raw packets | [`Ops::with_flows`] |
+/// | [`WqOps`] | work queues and tables of them (RSS) | [`Ops::with_wqs`] |
 /// | [`McastOps`] | multicast groups | [`Ops::with_mcast`] |
 /// | [`CounterOps`] | counters of ports | [`Ops::with_counters`] |
 /// | [`QpCounterOps`] | counters of queue pairs | [`Ops::with_qp_counters`] |

@@ -12,8 +12,8 @@
 
 use super::cq::Gate;
 use super::{
-    AhOps, CqOps, Device, DmOps, Driver, MrOps, MwOps, PdOps, QpCounterOps, QpOps, SrqOps, Udata,
-    UserOps, XrcOps,
+    AhOps, CqOps, Device, DmOps, Driver, FlowOps, MrOps, MwOps, PdOps, QpCounterOps, QpOps, SrqOps,
+    Udata, UserOps, WqOps, XrcOps,
 };
 use crate::bindings;
 use core::cell::UnsafeCell;
@@ -47,6 +47,12 @@ pub mod kind {
     pub enum Xrcd {}
     /// A piece of a device's memory.
     pub enum Dm {}
+    /// A rule of flows.
+    pub enum Flow {}
+    /// A work queue.
+    pub enum Wq {}
+    /// A table of work queues.
+    pub enum RwqTable {}
     /// A set of counters that queue pairs are bound to.
     pub enum Counter {}
 }
@@ -76,7 +82,7 @@ macro_rules! kinds {
     ($($ops:ident::$kind:ident is $raw:ident with $own:ty;)*) => {$(
         // SAFETY: `device` returns the field of that name. The core sets it before it calls the
         // operation that creates the object; for regions `create_mr` does, for device memory
-        // `create_dm`.
+        // `create_dm`, for rules `create_flow`, for work queues `create_wq`.
         unsafe impl<D: $ops> Kind<D> for kind::$kind {
             type Raw = bindings::$raw;
             type Data = D::$kind;
@@ -101,6 +107,9 @@ kinds! {
     MwOps::Mw is ib_mw with ();
     XrcOps::Xrcd is ib_xrcd with ();
     DmOps::Dm is ib_dm with ();
+    FlowOps::Flow is ib_flow with ();
+    WqOps::Wq is ib_wq with ();
+    WqOps::RwqTable is ib_rwq_ind_table with ();
     QpCounterOps::Counter is rdma_counter with ();
 }
 

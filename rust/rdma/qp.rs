@@ -330,6 +330,8 @@ c_enum! {
         XrcInitiator = ib_qp_type_IB_QPT_XRC_INI,
         /// Target of an XRC connection.
         XrcTarget = ib_qp_type_IB_QPT_XRC_TGT,
+        /// Raw packets.
+        RawPacket = ib_qp_type_IB_QPT_RAW_PACKET,
     }
 }
 
@@ -511,6 +513,10 @@ impl<'a, D: QpOps> QpInitAttr<'a, D> {
             qp,
             _p: PhantomData,
         }
+    }
+
+    pub(super) fn raw(&self) -> &bindings::ib_qp_init_attr {
+        self.raw
     }
 
     /// The service; `None` for one this module does not know.

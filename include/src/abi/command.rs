@@ -8,8 +8,8 @@
 //! are chosen by the driver, those of queues and tags from the ranges in [`DeviceCaps`].
 
 use super::{
-    AddressVector, Buffer, CreateChannel, ModifyChannel, QueryChannelCounters, SetInterface,
-    SetMulticastFilter, SetRedirection, SetRedirectionTable,
+    AddressVector, Buffer, CreateChannel, CreateFlow, CreateReceiveTable, ModifyChannel,
+    QueryChannelCounters, SetInterface, SetMulticastFilter, SetRedirection, SetRedirectionTable,
 };
 
 numbers! {
@@ -101,6 +101,14 @@ numbers! {
         /// [`QueryChannelCounters`]; fills [`super::CHANNEL_COUNTER_NAMES`]`.len()` 64-bit
         /// counters at `reply`.
         QueryChannelCounters = 70,
+        /// [`CreateFlow`].
+        CreateFlow = 71,
+        /// [`ObjectNumber`]; afterwards no frame is steered by the rule.
+        DestroyFlow = 72,
+        /// [`CreateReceiveTable`].
+        CreateReceiveTable = 80,
+        /// [`ObjectNumber`]; refused while a rule names the table.
+        DestroyReceiveTable = 81,
         /// [`ObjectNumber`]; fills a [`CompletionQueueState`] at `reply`.
         QueryCompletionQueue = 128,
         /// [`QueryQueuePairCounters`]; fills as many 64-bit counters at `reply` as `QueryCounters`.
@@ -927,10 +935,18 @@ layout! {
         140 => channel_counters: u32,
         /// Multicast addresses of the interface's filter.
         144 => max_multicast_addresses: u32,
+        /// Rules of flows: numbers from 0 to one less than this; 0 for no raw packets.
+        148 => max_flows: u32,
+        /// Receive tables: numbers from 0 to one less than this; 0 for none.
+        152 => max_receive_tables: u16,
+        /// Base-2 logarithm of the most entries of a receive table.
+        154 => receive_table_log_entries: u8,
         /// Zero.
-        148 => reserved0: u32,
+        155 => reserved0: u8,
         /// Zero.
-        152 => reserved: [u64; 13],
+        156 => reserved1: u32,
+        /// Zero.
+        160 => reserved: [u64; 12],
     }
 }
 
@@ -951,6 +967,8 @@ numbers! {
         Uc = 3,
         /// Unreliable datagrams.
         Ud = 4,
+        /// Raw packets: whole Ethernet frames.
+        Raw = 8,
         /// Extended reliable connection, sending side.
         XrcIni = 9,
         /// Extended reliable connection, receiving side.
@@ -989,6 +1007,8 @@ pub const QP_FLAG_FAST_REGISTER_DRAINS: u16 = 1 << 3;
 pub const QP_FLAG_WINDOWS_ONLY: u16 = 1 << 4;
 /// `CreateQueuePair::flags`: registrations of lists through the send queue are allowed.
 pub const QP_FLAG_LISTS: u16 = 1 << 5;
+/// `CreateQueuePair::flags`: a work queue of raw packets, without a send queue.
+pub const QP_FLAG_RECEIVE_ONLY: u16 = 1 << 6;
 
 /// `QueuePairState::send_cqn`, `QueuePairState::receive_cqn`: the queue pair has no such queue.
 pub const QUEUE_NONE: u32 = 0xffff_ffff;
@@ -1107,6 +1127,10 @@ pub const FEATURE_WINDOWS_ONLY: u64 = 1 << 32;
 
 /// Feature: an Ethernet interface, [`CreateChannel`].
 pub const FEATURE_ETHERNET: u64 = 1 << 33;
+/// Feature: raw packets and rules of flows, [`Service::Raw`] and [`CreateFlow`].
+pub const FEATURE_RAW_PACKETS: u64 = 1 << 34;
+/// Feature: raw packets are spread over work queues by a hash, [`CreateReceiveTable`].
+pub const FEATURE_RECEIVE_TABLES: u64 = 1 << 35;
 
 /// Features that need another: `(feature, needed)`.
 const NEEDS: &[(u64, u64)] = &[
@@ -1117,6 +1141,7 @@ const NEEDS: &[(u64, u64)] = &[
     (FEATURE_TURNS, FEATURE_PENDING_TAGS),
     (FEATURE_WINDOWS_ONLY, FEATURE_WINDOWS),
     (FEATURE_REDIRECTION, FEATURE_ETHERNET),
+    (FEATURE_RECEIVE_TABLES, FEATURE_RAW_PACKETS),
 ];
 
 /// Those of `features` whose needs are met by others of them: a device offers no others, and a
@@ -1207,6 +1232,8 @@ commands! {
     QueryChannelCounters,
     SetRedirection,
     SetRedirectionTable,
+    CreateFlow,
+    CreateReceiveTable,
 }
 
 impl CommandEntry {

@@ -83,6 +83,9 @@ pub const COMPLETION_GRH: u16 = 1 << 4;
 pub const COMPLETION_SRQ: u16 = 1 << 5;
 /// `CompletionEntry::flags`: the network header was IPv6 (else IPv4); for datagrams.
 pub const COMPLETION_IPV6: u16 = 1 << 6;
+/// `CompletionEntry::flags`: the TCP or UDP checksum, and that of the IPv4 header, are right; for raw
+/// packets.
+pub const COMPLETION_CHECKSUM: u16 = 1 << 9;
 
 /// `CompletionEntry::phase`: bit 0; see [`phase_of`].
 pub const COMPLETION_PHASE: u8 = 1;

@@ -7,7 +7,7 @@ pub const MAGIC: u32 = u32::from_le_bytes(*b"FeR1");
 /// Interface version: a driver and a device of the same major version work together.
 pub const ABI_MAJOR: u16 = 1;
 /// Interface revision within a major version; a larger one only adds.
-pub const ABI_MINOR: u16 = 5;
+pub const ABI_MINOR: u16 = 6;
 
 /// 32-bit, read: [`MAGIC`].
 pub const REG_MAGIC: usize = 0x000;

@@ -167,6 +167,34 @@ layout! {
         32 => reserved: u64,
     }
 
+    /// Private request of creating a queue pair that receives by a receive table: how it hashes.
+    pub struct UverbsHashRequest: 48 {
+        /// See `HASH_*`.
+        0 => types: u32,
+        /// Zero.
+        4 => reserved: u32,
+        /// The key.
+        8 => key: [u8; 40],
+    }
+
+    /// Private request of creating a work queue.
+    pub struct UverbsWqRequest: 32 {
+        /// User address of ring and record.
+        0 => buffer: u64,
+        /// Bytes of it.
+        8 => length: u64,
+        /// Offset of the ring.
+        16 => rq_offset: u32,
+        /// Offset of the record.
+        20 => record_offset: u32,
+        /// Base-2 logarithm of the entries.
+        24 => rq_log_entries: u8,
+        /// Base-2 logarithm of the bytes of an entry.
+        25 => rq_log_stride: u8,
+        /// Zero.
+        26 => reserved: [u16; 3],
+    }
+
     /// Private response of creating a queue pair.
     pub struct UverbsQpResponse: 8 {
         /// Its number.

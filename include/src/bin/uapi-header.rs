@@ -93,6 +93,8 @@ fn header() -> String {
     structure::<ferrite_abi::UverbsCqRequest>(&mut text);
     structure::<ferrite_abi::UverbsCqResponse>(&mut text);
     structure::<ferrite_abi::UverbsQpRequest>(&mut text);
+    structure::<ferrite_abi::UverbsHashRequest>(&mut text);
+    structure::<ferrite_abi::UverbsWqRequest>(&mut text);
     structure::<ferrite_abi::UverbsQpResponse>(&mut text);
     structure::<ferrite_abi::UverbsMrRequest>(&mut text);
     structure::<ferrite_abi::UverbsSrqRequest>(&mut text);

@@ -337,6 +337,9 @@ fn every_bit_of_the_sources_is_in_the_registry() {
         ("RECEIVED", 15),
         ("INTERFACE", 15),
         ("HASH", 15),
+        ("FLOW_TO", 15),
+        ("FLOW_LAYER", 7),
+        ("FRAGMENT", 7),
         ("BAD_BUFFERS", 63),
     ] {
         let constants = constants(&format!("{heading}_"));
@@ -369,6 +372,9 @@ fn every_bit_of_the_sources_is_in_the_registry() {
         "RECEIVED_",
         "INTERFACE_",
         "HASH_",
+        "FLOW_TO_",
+        "FLOW_LAYER_",
+        "FRAGMENT_",
         "BAD_BUFFERS_",
         // Entries of tables, in chapter 4, and sizes.
         "ON_DEMAND_",

@@ -3,7 +3,7 @@
 //! The sources of the interface, taken apart: what they define, and the words that go with it.
 
 /// The sources, in the order of the specification's chapters.
-pub const SOURCES: [(&str, &str, &str); 11] = [
+pub const SOURCES: [(&str, &str, &str); 12] = [
     (
         "pci.rs",
         "Chapter 1: PCI identity and BARs",
@@ -53,6 +53,11 @@ pub const SOURCES: [(&str, &str, &str); 11] = [
         "ethernet.rs",
         "Chapter 20: Ethernet",
         include_str!("../../src/abi/ethernet.rs"),
+    ),
+    (
+        "raw.rs",
+        "Chapter 21: raw packets",
+        include_str!("../../src/abi/raw.rs"),
     ),
     (
         "uverbs.rs",

@@ -90,6 +90,22 @@ struct ferrite_qp_request {
 	__aligned_u64 reserved;
 };
 
+struct ferrite_hash_request {
+	__u32 types;
+	__u32 reserved;
+	__u8 key[40];
+};
+
+struct ferrite_wq_request {
+	__aligned_u64 buffer;
+	__aligned_u64 length;
+	__u32 rq_offset;
+	__u32 record_offset;
+	__u8 rq_log_entries;
+	__u8 rq_log_stride;
+	__u16 reserved[3];
+};
+
 struct ferrite_qp_response {
 	__u32 qpn;
 	__u32 reserved;

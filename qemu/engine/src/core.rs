@@ -6,6 +6,7 @@ use crate::counters::{Counters, QpCounters};
 use crate::cq::{CompletionQueueDead, CompletionQueues, MAX_CQ};
 use crate::device_memory::DEVICE_MEMORY_SIZE;
 use crate::eq::EventQueues;
+use crate::flows::Flows;
 use crate::gid::GidTable;
 use crate::memory::{DmaError, Host, HostMemory, Room, Way, FRAME_OVERHEAD};
 use crate::misbehaviour::Misbehaving;
@@ -15,7 +16,7 @@ use crate::numbers::Numbers;
 use crate::paging::{Fault, Outcome, Paging, Side};
 use crate::qp::{QueuePair, MAX_QP};
 use crate::queue::{completion_opcode, ReceiveRequest, SendRequest, SharedId};
-use crate::roce::{Frame, Mac};
+use crate::roce::{Frame, Mac, Medium};
 use crate::srq::{SharedReceiveQueues, MAX_SRQ};
 use crate::timers::{TimerOwner, Timers};
 use crate::tpt::{Domain, LocalAccess, Tpt, TptError, MAX_TAGS};
@@ -24,7 +25,8 @@ use ferrite_abi::{
     complete_features, control_record_offset, CompletionEntry, CompletionOpcode, CompletionStatus,
     ControlRecord, DeviceState, EventCode, FatalCode, Plain, SendOpcode, Sge, Status,
     COMPLETION_RECEIVE, COMPLETION_SOLICITED, COMPLETION_SRQ, DOORBELL_MAX_LOG_STRIDE,
-    DOORBELL_PAGE_SIZE, FEATURE_DEVICE_MEMORY, FUNCTION_ETHERNET, FUNCTION_RDMA, VLAN_NONE,
+    DOORBELL_PAGE_SIZE, FEATURE_DEVICE_MEMORY, FUNCTION_ETHERNET, FUNCTION_RDMA, RAW_MAX_MTU,
+    VLAN_NONE,
 };
 use std::collections::{BTreeMap, VecDeque};
 use std::mem::offset_of;
@@ -455,15 +457,16 @@ pub(crate) const COPIES_PER_FRAME: usize = 4;
 /// Frames from this device to itself, with the buffers of those delivered kept for reuse.
 #[derive(Debug, Default)]
 pub(crate) struct Loopback {
-    /// Each with what it costs to deliver it, in frames to one queue pair.
-    frames: VecDeque<(usize, Vec<u8>)>,
+    /// Each with what it costs to deliver it, in frames to one queue pair, and what has carried it: a raw
+    /// packet is looked at as one from the wire.
+    frames: VecDeque<(usize, Medium, Vec<u8>)>,
     /// The sum of that. Frames to a group do not keep those of others waiting behind a thousand like them.
     cost: usize,
     spare: Vec<Vec<u8>>,
 }
 
 impl Loopback {
-    fn push(&mut self, frame: &[u8], cost: usize) {
+    pub(crate) fn push(&mut self, frame: &[u8], cost: usize, medium: Medium) {
         if self.frames.len() >= MAX_LOOPBACK {
             // Lost like on any wire.
             return;
@@ -471,14 +474,14 @@ impl Loopback {
         let mut buffer = self.spare.pop().unwrap_or_default();
         buffer.clear();
         buffer.extend_from_slice(frame);
-        self.frames.push_back((cost, buffer));
+        self.frames.push_back((cost, medium, buffer));
         self.cost += cost;
     }
 
-    pub(crate) fn pop(&mut self) -> Option<Vec<u8>> {
-        let (cost, frame) = self.frames.pop_front()?;
+    pub(crate) fn pop(&mut self) -> Option<(Medium, Vec<u8>)> {
+        let (cost, medium, frame) = self.frames.pop_front()?;
         self.cost -= cost;
-        Some(frame)
+        Some((medium, frame))
     }
 
     pub(crate) fn recycle(&mut self, buffer: Vec<u8>) {
@@ -664,6 +667,8 @@ pub struct Core {
     pub srqs: SharedReceiveQueues,
     /// Multicast groups.
     pub groups: Groups,
+    /// Rules of raw packets.
+    pub(crate) flows: Flows,
     /// Pages that are waited for.
     pub paging: Paging,
     /// Channels and the interface.
@@ -714,6 +719,7 @@ impl Core {
             vectors: VectorMap::default(),
             eqs: EventQueues::default(),
             groups: Groups::default(),
+            flows: Flows::default(),
             paging: Paging::default(),
             gids: GidTable::default(),
             counters: Counters::default(),
@@ -866,6 +872,15 @@ impl Core {
         self.late_timers = late;
     }
 
+    /// Bytes that a raw packet may have behind its Ethernet header and tag.
+    pub(crate) fn raw_mtu(&self) -> usize {
+        if self.has_interface() {
+            self.network.mtu()
+        } else {
+            RAW_MAX_MTU.into()
+        }
+    }
+
     /// What a frame to this address leaves by.
     pub fn way(&self, destination: &Mac, host: &dyn Host) -> Way {
         if *destination == self.config.mac {
@@ -875,7 +890,7 @@ impl Core {
         }
     }
 
-    fn room_on(&self, way: Way, host: &mut dyn Host) -> Room {
+    pub(crate) fn room_on(&self, way: Way, host: &mut dyn Host) -> Room {
         match way {
             Way::Loopback => self.loopback.room(),
             // What is sent without a link is lost wherever it waits.
@@ -976,13 +991,13 @@ impl Core {
         counters.tx_bytes += frame.len() as u64;
         if frame.get(..6) == Some(&self.config.mac[..]) {
             let cost = 1 + self.copies(frame) / COPIES_PER_FRAME;
-            self.loopback.push(frame, cost);
+            self.loopback.push(frame, cost, Medium::Memory);
             return;
         }
         if frame.first().is_some_and(|byte| byte & 1 != 0) && !self.groups.is_empty() {
             // Members of the group on this side get a copy.
             let cost = 1 + self.copies(frame) / COPIES_PER_FRAME;
-            self.loopback.push(frame, cost);
+            self.loopback.push(frame, cost, Medium::Memory);
         }
         if self.link_up {
             host.transmit(frame);

@@ -16,7 +16,7 @@ use crate::eq::{event, MAX_EQ};
 use crate::gid::MAX_GIDS;
 use crate::memory::Host;
 use crate::misbehaviour::Misbehaving;
-use crate::{cq, multicast, network, qp, srq, tpt, Engine};
+use crate::{cq, flows, multicast, network, qp, srq, tpt, Engine};
 use ferrite_abi::*;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::mem::{offset_of, size_of};
@@ -94,6 +94,8 @@ enum Object {
     Gid(u16),
     Channel(u16),
     Interface,
+    Flow(u32),
+    ReceiveTable(u32),
 }
 
 /// Commands that were taken up and are not finished: as many as the ring has entries at most.
@@ -198,7 +200,8 @@ fn named_tag(entry: &CommandEntry) -> Option<Tag> {
 fn objects(opcode: CommandOpcode, request: &[u8]) -> Vec<Object> {
     use CommandOpcode as O;
     use Object::{
-        Channel, CompletionQueue, EventQueue, Gid, Interface, QueuePair, SharedReceiveQueue,
+        Channel, CompletionQueue, EventQueue, Flow, Gid, Interface, QueuePair, ReceiveTable,
+        SharedReceiveQueue,
     };
     fn named<P: Plain>(request: &[u8], objects: impl FnOnce(&P) -> Vec<Object>) -> Vec<Object> {
         P::from_prefix(request).map_or_else(Vec::new, |command| objects(&command))
@@ -312,6 +315,20 @@ fn objects(opcode: CommandOpcode, request: &[u8]) -> Vec<Object> {
         O::QueryChannelCounters => named(request, |command: &QueryChannelCounters| {
             vec![Channel(command.channel)]
         }),
+        O::CreateFlow => named(request, |command: &CreateFlow| {
+            let target = match command.flags & FLOW_TO_TABLE {
+                0 => QueuePair(command.target),
+                _ => ReceiveTable(command.target),
+            };
+            vec![Flow(command.flow), target]
+        }),
+        O::DestroyFlow => number(request, Flow),
+        O::CreateReceiveTable => named(request, |command: &CreateReceiveTable| {
+            let qpns = command.qpns.iter().copied().filter(|&qpn| qpn != 0);
+            let table = [ReceiveTable(command.table)];
+            table.into_iter().chain(qpns.map(QueuePair)).collect()
+        }),
+        O::DestroyReceiveTable => number(request, ReceiveTable),
     };
     // Numbers that stand for none, or for the vector map, are no objects.
     objects.retain(|object| match object {
@@ -398,7 +415,11 @@ fn is_of_rdma(opcode: CommandOpcode) -> bool {
         | O::QuerySrq
         | O::DestroySrq
         | O::AttachMulticast
-        | O::DetachMulticast => true,
+        | O::DetachMulticast
+        | O::CreateFlow
+        | O::DestroyFlow
+        | O::CreateReceiveTable
+        | O::DestroyReceiveTable => true,
     }
 }
 
@@ -566,6 +587,10 @@ fn caps(core: &Core) -> DeviceCaps {
     let config = &core.config;
     let rdma = u32::from(config.personality.has_rdma());
     let ethernet = config.offered_features() & FEATURE_ETHERNET != 0;
+    let of = |feature, count: u32| match config.offered_features() & feature {
+        0 => 0,
+        _ => count,
+    };
     DeviceCaps {
         qp_first: config.qps.first,
         qp_count: config.qps.count * rdma,
@@ -609,6 +634,10 @@ fn caps(core: &Core) -> DeviceCaps {
             0 => 0,
             _ => QpCounters::COUNTED,
         },
+        max_flows: of(FEATURE_RAW_PACKETS, flows::MAX_FLOWS),
+        max_receive_tables: of(FEATURE_RECEIVE_TABLES, flows::MAX_TABLES.into()) as u16,
+        receive_table_log_entries: of(FEATURE_RECEIVE_TABLES, flows::TABLE_LOG_ENTRIES.into())
+            as u8,
         ..if ethernet {
             network_caps(config.offered_features())
         } else {
@@ -1180,6 +1209,23 @@ impl Engine {
             CommandOpcode::SetRedirectionTable => {
                 offered(core, FEATURE_REDIRECTION)?;
                 core.set_redirection_table(&parse(request)?)
+            }
+            CommandOpcode::CreateFlow => {
+                offered(core, FEATURE_RAW_PACKETS)?;
+                let features = core.features;
+                core.flows.create(&self.qps, &parse(request)?, features)
+            }
+            CommandOpcode::DestroyFlow => {
+                offered(core, FEATURE_RAW_PACKETS)?;
+                core.flows.destroy(object_number(request)?)
+            }
+            CommandOpcode::CreateReceiveTable => {
+                offered(core, FEATURE_RECEIVE_TABLES)?;
+                core.flows.create_table(&self.qps, &parse(request)?)
+            }
+            CommandOpcode::DestroyReceiveTable => {
+                offered(core, FEATURE_RECEIVE_TABLES)?;
+                core.flows.destroy_table(object_number(request)?)
             }
         };
         done.map(|()| Outcome::Done(0))

@@ -20,6 +20,7 @@ pub mod cq;
 mod cqp;
 pub mod device_memory;
 pub mod eq;
+pub mod flows;
 pub mod gid;
 pub mod memory;
 pub mod misbehaviour;
@@ -62,12 +63,13 @@ use ferrite_abi::{
     EQ_CONTROL, EQ_MAX_LOG_ENTRIES, EQ_MIN_LOG_ENTRIES, FEATURE_CONTEXTS, FEATURE_DEVICE_MEMORY,
     FEATURE_EQ_CONTROL, FEATURE_ETHERNET, FEATURE_FAST_REGISTER, FEATURE_LISTS, FEATURE_ONE_TOUCH,
     FEATURE_ON_DEMAND, FEATURE_PENDING_TAGS, FEATURE_PORT_MTU, FEATURE_QP_COUNTERS,
-    FEATURE_QUIET_COMMANDS, FEATURE_REDIRECTION, FEATURE_REGISTER_SEND, FEATURE_RESIZE_CQ,
-    FEATURE_RESIZE_SRQ, FEATURE_SRQ, FEATURE_SWITCH_EQ, FEATURE_TURNS, FEATURE_VECTOR_MAP,
-    FEATURE_WINDOWS, FEATURE_WINDOWS_ONLY, MAGIC, QUEUE_NUMBER_MASK, REG_ABI_VERSION, REG_BOOT,
-    REG_CONTROL, REG_DEVICE_MEMORY_OFFSET, REG_DEVICE_MEMORY_SIZE, REG_DOORBELL_OFFSET,
-    REG_DOORBELL_PAGES, REG_DOORBELL_STRIDE, REG_DRIVER_FEATURES, REG_DRIVER_VERSION, REG_FEATURES,
-    REG_FIRMWARE, REG_FUNCTION, REG_MAC, REG_MAGIC, REG_MESSAGES, REG_RESET_TIMEOUT, REG_STATUS,
+    FEATURE_QUIET_COMMANDS, FEATURE_RAW_PACKETS, FEATURE_RECEIVE_TABLES, FEATURE_REDIRECTION,
+    FEATURE_REGISTER_SEND, FEATURE_RESIZE_CQ, FEATURE_RESIZE_SRQ, FEATURE_SRQ, FEATURE_SWITCH_EQ,
+    FEATURE_TURNS, FEATURE_VECTOR_MAP, FEATURE_WINDOWS, FEATURE_WINDOWS_ONLY, MAGIC,
+    QUEUE_NUMBER_MASK, REG_ABI_VERSION, REG_BOOT, REG_CONTROL, REG_DEVICE_MEMORY_OFFSET,
+    REG_DEVICE_MEMORY_SIZE, REG_DOORBELL_OFFSET, REG_DOORBELL_PAGES, REG_DOORBELL_STRIDE,
+    REG_DRIVER_FEATURES, REG_DRIVER_VERSION, REG_FEATURES, REG_FIRMWARE, REG_FUNCTION, REG_MAC,
+    REG_MAGIC, REG_MESSAGES, REG_RESET_TIMEOUT, REG_STATUS,
 };
 
 /// Features that version 1.1 of the interface brought.
@@ -81,6 +83,8 @@ const FEATURES_OF_1_3: u64 = FEATURE_QP_COUNTERS | FEATURE_CONTEXTS;
 const FEATURES_OF_1_4: u64 = FEATURE_WINDOWS_ONLY;
 /// Features that version 1.5 brought.
 const FEATURES_OF_1_5: u64 = ETHERNET_FEATURES;
+/// Features that version 1.6 brought.
+const FEATURES_OF_1_6: u64 = FEATURE_RAW_PACKETS | FEATURE_RECEIVE_TABLES;
 
 /// The features of the RDMA part.
 pub const FEATURES: u64 = FEATURE_RESIZE_CQ
@@ -103,6 +107,8 @@ pub const FEATURES: u64 = FEATURE_RESIZE_CQ
     | FEATURE_QP_COUNTERS
     | FEATURE_CONTEXTS
     | FEATURE_WINDOWS_ONLY
+    | FEATURE_RAW_PACKETS
+    | FEATURE_RECEIVE_TABLES
     | transport::FEATURES;
 
 /// The features of the Ethernet part.
@@ -153,6 +159,17 @@ fn is_host_memory(host: &dyn Host, start: u64, length: u64) -> bool {
         let length = (end - at).min(piece.len() as u64) as usize;
         host.read(at, &mut piece[..length]).is_ok()
     })
+}
+
+/// A frame as it would be on the wire: one of RoCE comes by memory without its CRC, which others may
+/// look at.
+fn as_on_wire(frame: &[u8], medium: Medium) -> std::borrow::Cow<'_, [u8]> {
+    if medium == Medium::Wire || roce::Frame::parse(frame).is_none() {
+        return frame.into();
+    }
+    let mut sealed = frame.to_vec();
+    roce::seal(&mut sealed);
+    sealed.into()
 }
 
 /// What became of a frame from the wire.
@@ -538,6 +555,7 @@ impl Engine {
             (3, FEATURES_OF_1_3),
             (4, FEATURES_OF_1_4),
             (5, FEATURES_OF_1_5),
+            (6, FEATURES_OF_1_6),
         ];
         for (minor, brought) in versions {
             if driver_minor < minor {
@@ -671,7 +689,7 @@ impl Engine {
         host: &mut dyn Host,
     ) -> Disposition {
         self.core.now = now;
-        if self.turns == 0 && roce::Frame::parse(frame).is_none() {
+        if self.turns == 0 && self.core.flows.is_empty() && roce::Frame::parse(frame).is_none() {
             return self.receive_ordinary(frame, medium, host);
         }
         self.begin_turn(host);
@@ -698,14 +716,7 @@ impl Engine {
             return Disposition::PassToHost;
         }
         self.core.work += 1;
-        if medium == Medium::Memory && roce::Frame::parse(frame).is_some() {
-            // It has come without its CRC, which others may look at.
-            let mut sealed = frame.to_vec();
-            roce::seal(&mut sealed);
-            self.core.receive_ordinary(&sealed, host);
-        } else {
-            self.core.receive_ordinary(frame, host);
-        }
+        self.core.receive_ordinary(&as_on_wire(frame, medium), host);
         Disposition::Consumed
     }
 
@@ -737,7 +748,13 @@ impl Engine {
 
     fn take_frame(&mut self, frame: &[u8], medium: Medium, host: &mut dyn Host) -> Disposition {
         let (core, qps) = (&mut self.core, &mut self.qps);
-        let disposition = transport::receive_frame(core, qps, frame, medium, host);
+        let mut disposition = transport::receive_frame(core, qps, frame, medium, host);
+        if disposition == Disposition::PassToHost && !core.flows.is_empty() {
+            let frame = as_on_wire(frame, medium);
+            if transport::receive_raw(core, qps, &frame, host) {
+                disposition = Disposition::Consumed;
+            }
+        }
         if std::mem::take(&mut self.core.paging.request_waits) && self.has_commands() {
             // What a doorbell would do if it had come: mostly nobody waits then. But what was posted
             // here and waits, too, comes first.
@@ -918,11 +935,16 @@ impl Engine {
     fn deliver_loopback(&mut self, host: &mut dyn Host) {
         let mut budget = LOOPBACK_BUDGET;
         while budget > 0 {
-            let Some(frame) = self.core.loopback.pop() else {
+            let Some((medium, frame)) = self.core.loopback.pop() else {
                 break;
             };
             let work = self.core.work;
-            self.take_frame(&frame, Medium::Memory, host);
+            let disposition = self.take_frame(&frame, medium, host);
+            let is_raw =
+                medium == Medium::Wire && frame.get(..6) == Some(&self.core.config.mac[..]);
+            if disposition == Disposition::PassToHost && is_raw && self.core.has_interface() {
+                self.core.receive_ordinary(&frame, host);
+            }
             budget = budget.saturating_sub(1 + self.cost_since(work));
             self.core.loopback.recycle(frame);
             self.core.room.look = true;

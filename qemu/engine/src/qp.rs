@@ -130,9 +130,9 @@ impl QueuePair {
         matches!(self.service, Service::XrcIni | Service::XrcTgt)
     }
 
-    /// Has it a send queue? The target of an extended connection has none.
+    /// Has it a send queue? The target of an extended connection has none, nor has a work queue.
     pub fn has_send_queue(&self) -> bool {
-        self.service != Service::XrcTgt
+        self.service != Service::XrcTgt && self.flags & QP_FLAG_RECEIVE_ONLY == 0
     }
 
     /// Has it a receive queue of its own?
@@ -142,7 +142,10 @@ impl QueuePair {
 
     /// Does a failed work request leave the receive queue going?
     fn is_unreliable(&self) -> bool {
-        matches!(self.service, Service::Uc | Service::Ud | Service::Gsi)
+        matches!(
+            self.service,
+            Service::Uc | Service::Ud | Service::Gsi | Service::Raw
+        )
     }
 }
 
@@ -218,12 +221,15 @@ struct Transition {
 
 /// The verbs' table of transitions; `None` where there is none.
 fn transition(service: Service, from: State, to: State) -> Option<Transition> {
-    use Service::{Gsi, Rc, Uc, Ud, XrcIni, XrcTgt};
+    use Service::{Gsi, Raw, Rc, Uc, Ud, XrcIni, XrcTgt};
+    if service == Raw {
+        return raw_transition(from, to);
+    }
     let datagram = matches!(service, Ud | Gsi);
     let by_service = |rc: u32, uc: u32, ud: u32| match service {
         Rc | XrcIni | XrcTgt => rc,
         Uc => uc,
-        Ud | Gsi => ud,
+        Ud | Gsi | Raw => ud,
     };
     let (required, optional) = match (from, to) {
         (_, State::Reset) => (0, 0),
@@ -307,6 +313,23 @@ fn transition(service: Service, from: State, to: State) -> Option<Transition> {
     Some(Transition { required, optional })
 }
 
+/// The same of raw packets, which have no attributes.
+fn raw_transition(from: State, to: State) -> Option<Transition> {
+    let goes = match (from, to) {
+        (_, State::Reset) => true,
+        (State::Reset, _) => to == State::Init,
+        (_, State::Error) => true,
+        (State::Init, _) => matches!(to, State::Init | State::Rtr),
+        (State::Rtr | State::Sqe, _) => to == State::Rts,
+        (State::Rts | State::Sqd, _) => matches!(to, State::Rts | State::Sqd),
+        (State::Error, _) => false,
+    };
+    goes.then_some(Transition {
+        required: 0,
+        optional: 0,
+    })
+}
+
 /// Checks the values of the attributes that count.
 fn check_values(core: &Core, command: &ModifyQueuePair) -> Result<(), CommandStatus> {
     let set = |bit: u32| command.mask & bit != 0;
@@ -368,19 +391,26 @@ pub(crate) fn create(
         | QP_FLAG_FAST_REGISTER
         | QP_FLAG_FAST_REGISTER_DRAINS
         | QP_FLAG_WINDOWS_ONLY
-        | QP_FLAG_LISTS;
+        | QP_FLAG_LISTS
+        | QP_FLAG_RECEIVE_ONLY;
     if command.flags & !known != 0 {
         return Err(CommandStatus::BadParameter);
     }
     let shared = command.flags & QP_FLAG_SRQ != 0;
     let extended = matches!(service, Service::XrcIni | Service::XrcTgt);
     let target = service == Service::XrcTgt;
+    let receives_only = command.flags & QP_FLAG_RECEIVE_ONLY != 0;
+    let sends = !target && !receives_only;
     let mut needed = match service {
         Service::Rc => 0,
         Service::Uc => FEATURE_UC,
         Service::Ud | Service::Gsi => FEATURE_UD,
         Service::XrcIni | Service::XrcTgt => FEATURE_XRC,
+        Service::Raw => FEATURE_RAW_PACKETS,
     };
+    if receives_only {
+        needed |= FEATURE_RECEIVE_TABLES;
+    }
     if shared {
         needed |= FEATURE_SRQ;
     }
@@ -403,12 +433,13 @@ pub(crate) fn create(
         return Err(CommandStatus::BadNumber);
     }
     let has_receive_queue = !shared && !extended;
-    if (!target && command.sq_log_blocks > SQ_MAX_LOG_BLOCKS)
+    if (sends && command.sq_log_blocks > SQ_MAX_LOG_BLOCKS)
         || (has_receive_queue
             && (command.rq_log_entries > RQ_MAX_LOG_ENTRIES
                 || !(RQ_MIN_LOG_STRIDE..=RQ_MAX_LOG_STRIDE).contains(&command.rq_log_stride)))
         || command.doorbell_page >= core.config.doorbell_pages
         || (shared && (extended || service == Service::Uc))
+        || (receives_only && (shared || service != Service::Raw))
         || (!shared && command.srqn != 0)
         || (!target && command.xrcd != 0)
     {
@@ -421,9 +452,9 @@ pub(crate) fn create(
         return Err(CommandStatus::Exists);
     }
     // Queues that are not there complete nowhere.
-    let send_cqn = if target { NO_CQ } else { command.send_cqn };
+    let send_cqn = if sends { command.send_cqn } else { NO_CQ };
     let receive_cqn = if extended { NO_CQ } else { command.receive_cqn };
-    if !target {
+    if sends {
         core.cqs.check(send_cqn)?;
     }
     if !extended {
@@ -453,7 +484,7 @@ pub(crate) fn create(
         record_offset: command.record_offset,
     };
     let mut parts = vec![none.record_range()];
-    if !target {
+    if sends {
         parts.push(send.ring_range());
     }
     if has_receive_queue {
@@ -462,7 +493,7 @@ pub(crate) fn create(
     if !are_apart(&parts) {
         return Err(CommandStatus::BadParameter);
     }
-    let send = if target { none } else { send };
+    let send = if sends { send } else { none };
     let receive = if has_receive_queue { receive } else { none };
     let mut send = SendQueue::new(host, &att, send, service).map_err(placement_status)?;
     let mut receive = ReceiveQueue::new(host, &att, receive).map_err(placement_status)?;
@@ -515,7 +546,13 @@ pub(crate) fn destroy(
     qpn: u32,
     host: &mut dyn Host,
 ) -> Result<(), CommandStatus> {
+    if core.flows.is_in_table(qpn) {
+        return Err(CommandStatus::Busy);
+    }
     let mut qp = qps.slot(qpn)?.take().ok_or(CommandStatus::NotFound)?;
+    if qp.service == Service::Raw {
+        core.flows.forget(qpn);
+    }
     transport::take_leave(core, &mut qp, host);
     core.stop_waiting(&mut qp);
     give_back(core, &mut qp, host);

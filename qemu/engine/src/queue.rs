@@ -37,7 +37,7 @@ pub enum QueueError {
     SgeCount,
     /// More inline data than allowed, or where there can be none.
     Inline,
-    /// A message longer than the longest allowed.
+    /// A message longer than the longest allowed, or a frame that is shorter than its header.
     TooLong,
     /// A field that has no meaning, or none for this opcode or queue pair, is not zero.
     Reserved,
@@ -206,6 +206,7 @@ impl SendRequest {
         let registers_and_sends = registers(opcode) && !is_local(opcode);
         if is_datagram(service) && !allowed_on_datagrams
             || service == Service::Uc && registers_and_sends
+            || service == Service::Raw && opcode != SendOpcode::Send
         {
             return Err(QueueError::Opcode);
         }

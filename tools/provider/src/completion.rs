@@ -2,8 +2,9 @@
 //! A completion: what the device wrote, and what this process remembers of its work request.
 
 use ferrite_abi::{
-    CompletionEntry, CompletionOpcode, Plain, COMPLETION_GRH, COMPLETION_IMMEDIATE,
-    COMPLETION_INVALIDATED, COMPLETION_IPV6, COMPLETION_RECEIVE, COMPLETION_SRQ,
+    CompletionEntry, CompletionOpcode, Plain, COMPLETION_CHECKSUM, COMPLETION_GRH,
+    COMPLETION_IMMEDIATE, COMPLETION_INVALIDATED, COMPLETION_IPV6, COMPLETION_RECEIVE,
+    COMPLETION_SRQ,
 };
 
 use crate::qp::Qp;
@@ -51,6 +52,9 @@ impl Completion {
         let (_, mut flags) = self.immediate_or_rkey();
         if self.entry.flags & COMPLETION_GRH != 0 {
             flags |= IBV_WC_GRH;
+        }
+        if self.entry.flags & COMPLETION_CHECKSUM != 0 {
+            flags |= IBV_WC_IP_CSUM_OK;
         }
         flags
     }

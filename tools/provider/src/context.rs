@@ -18,7 +18,7 @@ use crate::memory::Doorbells;
 use crate::private::*;
 use crate::sys::*;
 use crate::table::NumberTable;
-use crate::{ah, cq, cq_ex, device_memory, fail, post, protection, qp, srq, window, xrc};
+use crate::{ah, cq, cq_ex, device_memory, fail, post, protection, qp, raw, srq, window, xrc};
 
 /// What an opened device is to this provider. libibverbs allocates it, with its own part first.
 #[repr(C)]
@@ -67,18 +67,24 @@ const OPS: verbs_context_ops = verbs_context_ops {
     create_ah: Some(ah::create_ah),
     create_cq: Some(cq::create_cq),
     create_cq_ex: Some(cq_ex::create_cq_ex),
+    create_flow: Some(raw::create_flow),
     create_qp: Some(qp::create_qp),
     create_qp_ex: Some(qp::create_qp_ex),
+    create_rwq_ind_table: Some(raw::create_rwq_ind_table),
     create_srq: Some(srq::create_srq),
     create_srq_ex: Some(srq::create_srq_ex),
+    create_wq: Some(raw::create_wq),
     dealloc_mw: Some(window::dealloc_mw),
     dealloc_pd: Some(protection::dealloc_pd),
     dealloc_td: Some(protection::dealloc_td),
     dereg_mr: Some(protection::dereg_mr),
     destroy_ah: Some(ah::destroy_ah),
     destroy_cq: Some(cq::destroy_cq),
+    destroy_flow: Some(raw::destroy_flow),
     destroy_qp: Some(qp::destroy_qp),
+    destroy_rwq_ind_table: Some(raw::destroy_rwq_ind_table),
     destroy_srq: Some(srq::destroy_srq),
+    destroy_wq: Some(raw::destroy_wq),
     detach_mcast: Some(ibv_cmd_detach_mcast),
     free_context: Some(free_context),
     free_dm: Some(device_memory::free_dm),
@@ -89,6 +95,7 @@ const OPS: verbs_context_ops = verbs_context_ops {
     modify_cq: Some(cq::modify_cq),
     modify_qp: Some(qp::modify_qp),
     modify_srq: Some(srq::modify_srq),
+    modify_wq: Some(raw::modify_wq),
     open_qp: Some(xrc::open_qp),
     open_xrcd: Some(xrc::open_xrcd),
     poll_cq: Some(cq::poll_cq),

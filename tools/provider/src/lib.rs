@@ -51,6 +51,7 @@ pub mod private;
 pub mod protection;
 pub mod qp;
 mod qp_layout;
+mod raw;
 mod receive_queue;
 mod ring;
 mod send_queue;

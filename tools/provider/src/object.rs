@@ -33,10 +33,20 @@ pub(crate) fn make_entered<T>(
     make: &mut dyn FnMut() -> Result<(*mut T, u32), c_int>,
     destroy: &dyn Fn(*mut T),
 ) -> Result<*mut T, c_int> {
+    make_entered_as(table, make, destroy, |queue| queue)
+}
+
+/// The same of a queue that has in it what is entered: `entry` gives that.
+pub(crate) fn make_entered_as<Q, T>(
+    table: &NumberTable<T>,
+    make: &mut dyn FnMut() -> Result<(*mut Q, u32), c_int>,
+    destroy: &dyn Fn(*mut Q),
+    entry: fn(*mut Q) -> *mut T,
+) -> Result<*mut Q, c_int> {
     let (queue, number) = make()?;
-    let instead = match table.insert(number, queue) {
+    let instead = match table.insert(number, entry(queue)) {
         Ok(Inserted::Yes) => return Ok(queue),
-        Ok(Inserted::Taken) => make_entered(table, make, destroy),
+        Ok(Inserted::Taken) => make_entered_as(table, make, destroy, entry),
         Err(errno) => Err(errno),
     };
     destroy(queue);

@@ -55,6 +55,7 @@ const INVALIDATION: u64 = (IBV_QP_EX_WITH_LOCAL_INV | IBV_QP_EX_WITH_SEND_WITH_I
 pub(crate) fn supported(qp_type: ibv_qp_type, features: u64) -> u64 {
     match qp_type {
         IBV_QPT_UD => return UD,
+        IBV_QPT_RAW_PACKET => return u64::from(IBV_QP_EX_WITH_SEND),
         IBV_QPT_XRC_RECV => return 0,
         _ => {}
     }

@@ -171,17 +171,23 @@ pub struct verbs_context_ops {
     >,
     pub create_cq_ex:
         Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex>,
-    pub create_flow: Unused,
+    pub create_flow: Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_flow_attr) -> *mut ibv_flow>,
     pub create_flow_action_esp: Unused,
     pub create_qp: Option<unsafe extern "C" fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp>,
     pub create_qp_ex:
         Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_init_attr_ex) -> *mut ibv_qp>,
-    pub create_rwq_ind_table: Unused,
+    pub create_rwq_ind_table: Option<
+        unsafe extern "C" fn(
+            *mut ibv_context,
+            *mut ibv_rwq_ind_table_init_attr,
+        ) -> *mut ibv_rwq_ind_table,
+    >,
     pub create_srq:
         Option<unsafe extern "C" fn(*mut ibv_pd, *mut ibv_srq_init_attr) -> *mut ibv_srq>,
     pub create_srq_ex:
         Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_srq_init_attr_ex) -> *mut ibv_srq>,
-    pub create_wq: Unused,
+    pub create_wq:
+        Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_wq_init_attr) -> *mut ibv_wq>,
     pub dealloc_mw: Option<unsafe extern "C" fn(*mut ibv_mw) -> c_int>,
     pub dealloc_pd: Option<unsafe extern "C" fn(*mut ibv_pd) -> c_int>,
     pub dealloc_td: Option<unsafe extern "C" fn(*mut ibv_td) -> c_int>,
@@ -189,12 +195,12 @@ pub struct verbs_context_ops {
     pub destroy_ah: Option<unsafe extern "C" fn(*mut ibv_ah) -> c_int>,
     pub destroy_counters: Unused,
     pub destroy_cq: Option<unsafe extern "C" fn(*mut ibv_cq) -> c_int>,
-    pub destroy_flow: Unused,
+    pub destroy_flow: Option<unsafe extern "C" fn(*mut ibv_flow) -> c_int>,
     pub destroy_flow_action: Unused,
     pub destroy_qp: Option<unsafe extern "C" fn(*mut ibv_qp) -> c_int>,
-    pub destroy_rwq_ind_table: Unused,
+    pub destroy_rwq_ind_table: Option<unsafe extern "C" fn(*mut ibv_rwq_ind_table) -> c_int>,
     pub destroy_srq: Option<unsafe extern "C" fn(*mut ibv_srq) -> c_int>,
-    pub destroy_wq: Unused,
+    pub destroy_wq: Option<unsafe extern "C" fn(*mut ibv_wq) -> c_int>,
     pub detach_mcast: Option<unsafe extern "C" fn(*mut ibv_qp, *const ibv_gid, u16) -> c_int>,
     pub free_context: Option<unsafe extern "C" fn(*mut ibv_context)>,
     pub free_dm: Option<unsafe extern "C" fn(*mut ibv_dm) -> c_int>,
@@ -207,7 +213,7 @@ pub struct verbs_context_ops {
     pub modify_qp: Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int>,
     pub modify_qp_rate_limit: Unused,
     pub modify_srq: Option<unsafe extern "C" fn(*mut ibv_srq, *mut ibv_srq_attr, c_int) -> c_int>,
-    pub modify_wq: Unused,
+    pub modify_wq: Option<unsafe extern "C" fn(*mut ibv_wq, *mut ibv_wq_attr) -> c_int>,
     pub open_qp:
         Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_open_attr) -> *mut ibv_qp>,
     pub open_xrcd:
@@ -304,18 +310,24 @@ const _: () = {
         assert!(offset_of!(verbs_context_ops, create_ah) == 104);
         assert!(offset_of!(verbs_context_ops, create_cq) == 120);
         assert!(offset_of!(verbs_context_ops, create_cq_ex) == 128);
+        assert!(offset_of!(verbs_context_ops, create_flow) == 136);
         assert!(offset_of!(verbs_context_ops, create_qp) == 152);
         assert!(offset_of!(verbs_context_ops, create_qp_ex) == 160);
+        assert!(offset_of!(verbs_context_ops, create_rwq_ind_table) == 168);
         assert!(offset_of!(verbs_context_ops, create_srq) == 176);
         assert!(offset_of!(verbs_context_ops, create_srq_ex) == 184);
+        assert!(offset_of!(verbs_context_ops, create_wq) == 192);
         assert!(offset_of!(verbs_context_ops, dealloc_mw) == 200);
         assert!(offset_of!(verbs_context_ops, dealloc_pd) == 208);
         assert!(offset_of!(verbs_context_ops, dealloc_td) == 216);
         assert!(offset_of!(verbs_context_ops, dereg_mr) == 224);
         assert!(offset_of!(verbs_context_ops, destroy_ah) == 232);
         assert!(offset_of!(verbs_context_ops, destroy_cq) == 248);
+        assert!(offset_of!(verbs_context_ops, destroy_flow) == 256);
         assert!(offset_of!(verbs_context_ops, destroy_qp) == 272);
+        assert!(offset_of!(verbs_context_ops, destroy_rwq_ind_table) == 280);
         assert!(offset_of!(verbs_context_ops, destroy_srq) == 288);
+        assert!(offset_of!(verbs_context_ops, destroy_wq) == 296);
         assert!(offset_of!(verbs_context_ops, detach_mcast) == 304);
         assert!(offset_of!(verbs_context_ops, free_context) == 312);
         assert!(offset_of!(verbs_context_ops, free_dm) == 320);
@@ -326,6 +338,7 @@ const _: () = {
         assert!(offset_of!(verbs_context_ops, modify_cq) == 360);
         assert!(offset_of!(verbs_context_ops, modify_qp) == 376);
         assert!(offset_of!(verbs_context_ops, modify_srq) == 392);
+        assert!(offset_of!(verbs_context_ops, modify_wq) == 400);
         assert!(offset_of!(verbs_context_ops, open_qp) == 408);
         assert!(offset_of!(verbs_context_ops, open_xrcd) == 416);
         assert!(offset_of!(verbs_context_ops, poll_cq) == 424);
@@ -455,6 +468,11 @@ const _: () = {
     assert!(offset_of!(Response<ib_uverbs_ex_create_cq_resp, Nothing>, private) == 16);
     assert!(offset_of!(Response<ib_uverbs_resize_cq_resp, Nothing>, private) == 8);
     assert!(offset_of!(Response<ib_uverbs_create_qp_resp, Nothing>, private) == 32);
+    assert!(offset_of!(ExtendedRequest<ib_uverbs_ex_create_qp, Nothing>, private) == 88);
+    assert!(offset_of!(Response<ib_uverbs_ex_create_qp_resp, Nothing>, private) == 40);
+    assert!(offset_of!(ExtendedRequest<ib_uverbs_ex_create_wq, Nothing>, private) == 64);
+    assert!(offset_of!(Response<ib_uverbs_ex_create_wq_resp, Nothing>, private) == 24);
+    assert!(offset_of!(ExtendedRequest<ib_uverbs_ex_modify_wq, Nothing>, private) == 48);
 };
 
 // Pointers to commands and responses are untyped here: each comes with its size and is made of the
@@ -573,6 +591,47 @@ extern "C" {
         resp: *mut c_void,
         resp_size: usize,
     ) -> c_int;
+    pub fn ibv_cmd_create_qp_ex2(
+        context: *mut ibv_context,
+        qp: *mut verbs_qp,
+        attr: *mut ibv_qp_init_attr_ex,
+        cmd: *mut c_void,
+        cmd_size: usize,
+        resp: *mut c_void,
+        resp_size: usize,
+    ) -> c_int;
+    pub fn ibv_cmd_create_flow(
+        qp: *mut ibv_qp,
+        flow: *mut ibv_flow,
+        attr: *mut ibv_flow_attr,
+        ucmd: *mut c_void,
+        ucmd_size: usize,
+    ) -> c_int;
+    pub fn ibv_cmd_destroy_flow(flow: *mut ibv_flow) -> c_int;
+    pub fn ibv_cmd_create_wq(
+        context: *mut ibv_context,
+        attr: *mut ibv_wq_init_attr,
+        wq: *mut ibv_wq,
+        cmd: *mut c_void,
+        cmd_size: usize,
+        resp: *mut c_void,
+        resp_size: usize,
+    ) -> c_int;
+    pub fn ibv_cmd_modify_wq(
+        wq: *mut ibv_wq,
+        attr: *mut ibv_wq_attr,
+        cmd: *mut c_void,
+        cmd_size: usize,
+    ) -> c_int;
+    pub fn ibv_cmd_destroy_wq(wq: *mut ibv_wq) -> c_int;
+    pub fn ibv_cmd_create_rwq_ind_table(
+        context: *mut ibv_context,
+        attr: *mut ibv_rwq_ind_table_init_attr,
+        table: *mut ibv_rwq_ind_table,
+        resp: *mut ib_uverbs_ex_create_rwq_ind_table_resp,
+        resp_size: usize,
+    ) -> c_int;
+    pub fn ibv_cmd_destroy_rwq_ind_table(table: *mut ibv_rwq_ind_table) -> c_int;
     pub fn ibv_cmd_query_qp(
         qp: *mut ibv_qp,
         attr: *mut ibv_qp_attr,

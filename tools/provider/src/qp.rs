@@ -20,6 +20,7 @@ use crate::object::{self, or_null};
 use crate::post_ex;
 use crate::private::*;
 use crate::qp_layout::{QpLayout, Requests};
+use crate::raw;
 use crate::receive_queue::ReceiveQueue;
 use crate::ring::{QueueBuffer, RECEIVE, SEND};
 use crate::send_queue::{SendQueue, SendSlot};
@@ -141,7 +142,7 @@ impl Qp {
 
     /// Empties both queues, as the device has done with its side, and with its half of the record,
     /// in state RESET.
-    fn reset_queues(&self) {
+    pub(crate) fn reset_queues(&self) {
         let mut send = self.send.lock();
         let mut receive = self.receive.lock();
         *send = SendQueue::new();
@@ -214,7 +215,8 @@ impl Kind {
     fn of(attr: &mut ibv_qp_init_attr_ex) -> Result<Self, c_int> {
         let target = attr.qp_type == IBV_QPT_XRC_RECV;
         let initiator = attr.qp_type == IBV_QPT_XRC_SEND;
-        if !matches!(attr.qp_type, IBV_QPT_RC | IBV_QPT_UC | IBV_QPT_UD) && !target && !initiator {
+        let usual = [IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD, IBV_QPT_RAW_PACKET];
+        if !usual.contains(&attr.qp_type) && !target && !initiator {
             return Err(libc::EOPNOTSUPP);
         }
         if (attr.send_cq.is_null() && !target) || (attr.recv_cq.is_null() && !target && !initiator)
@@ -383,6 +385,17 @@ pub(crate) unsafe fn create_with(
     // No flag is offered, but to ask for none is fine.
     if attr.create_flags == 0 {
         attr.comp_mask &= !IBV_QP_INIT_ATTR_CREATE_FLAGS;
+    }
+    if attr.comp_mask & (IBV_QP_INIT_ATTR_IND_TABLE | IBV_QP_INIT_ATTR_RX_HASH) != 0 {
+        if flags != 0 {
+            return fail(libc::EOPNOTSUPP);
+        }
+        // SAFETY: the context is open, by the caller; the attributes are the consumer's, but for a flag.
+        let qp = unsafe { raw::create_spread(context, &mut attr) };
+        if qp.is_ok() {
+            given.cap = attr.cap;
+        }
+        return or_null(qp);
     }
     let known = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS | IBV_QP_INIT_ATTR_XRCD;
     if attr.comp_mask & !known != 0 {
@@ -558,7 +571,8 @@ pub(crate) mod tests {
         assert_eq!(given, (4, 0));
         assert!(attr.send_cq == cq && attr.recv_cq == cq && attr.srq == asked.srq);
         for (qp_type, cqs, errno) in [
-            (IBV_QPT_RAW_PACKET, true, libc::EOPNOTSUPP),
+            (IBV_QPT_DRIVER, true, libc::EOPNOTSUPP),
+            (IBV_QPT_RAW_PACKET, false, libc::EINVAL),
             (IBV_QPT_UD, false, libc::EINVAL),
             (IBV_QPT_XRC_SEND, false, libc::EINVAL),
         ] {

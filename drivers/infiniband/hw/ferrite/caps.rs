@@ -18,6 +18,8 @@ use kernel::prelude::*;
 const MOST_GIDS: u16 = 1024;
 /// The core counts most things with sign.
 const MOST_OBJECTS: u32 = i32::MAX as u32;
+/// Rules of flows: there is a table for all of them.
+const MOST_FLOWS: u32 = 1 << 16;
 /// Pages of a region that is registered by work request: there is a table for all of them.
 const MOST_FAST_REGISTER_PAGES: u32 = 1 << 16;
 
@@ -279,6 +281,8 @@ fn within(said: &DeviceCaps, offered: u64) -> Result<DeviceCaps, &'static str> {
         (said.max_fast_register_pages, abi::FEATURE_FAST_REGISTER),
         (said.max_multicast, abi::FEATURE_MULTICAST),
         (said.max_xrcd.saturating_sub(1), abi::FEATURE_XRC),
+        (said.max_flows, abi::FEATURE_RAW_PACKETS),
+        (said.max_receive_tables.into(), abi::FEATURE_RECEIVE_TABLES),
     ];
     let missing = missing.iter().filter(|(count, _)| *count == 0);
     let missing = missing.fold(0, |features, (_, feature)| features | feature);
@@ -296,6 +300,10 @@ fn within(said: &DeviceCaps, offered: u64) -> Result<DeviceCaps, &'static str> {
         features: abi::complete_features(said.features & !missing),
         max_multicast: said.max_multicast.min(MOST_OBJECTS),
         max_fast_register_pages: said.max_fast_register_pages.min(MOST_FAST_REGISTER_PAGES),
+        max_flows: said.max_flows.min(MOST_FLOWS),
+        receive_table_log_entries: said
+            .receive_table_log_entries
+            .min(abi::RECEIVE_TABLE_ENTRIES.ilog2() as u8),
         counters: said.counters.min(abi::COUNTER_NAMES.len() as u32),
         ..*said
     };
@@ -385,6 +393,9 @@ mod tests {
         assert_eq!(caps.max_fast_register_pages, 1 << 16);
         assert_eq!(caps.counters as usize, abi::COUNTER_NAMES.len());
         assert_eq!(caps.max_xrcd, 0xff_ffff);
+        assert_eq!(caps.max_flows, MOST_FLOWS);
+        let most = abi::RECEIVE_TABLE_ENTRIES;
+        assert_eq!(1 << caps.receive_table_log_entries, most);
         assert_eq!(
             (cqns(&caps), srqns(&caps), tags(&caps)),
             (0..end, 7..end, 1..end)
@@ -575,6 +586,8 @@ mod tests {
             caps.max_fast_register_pages = 1;
             caps.max_multicast = 1;
             caps.max_xrcd = 2;
+            caps.max_flows = 1;
+            caps.max_receive_tables = 1;
         };
         assert!(changed(all).is_some_and(|caps| caps.features == u64::MAX));
         let without = |take: fn(&mut DeviceCaps)| {
@@ -602,6 +615,14 @@ mod tests {
             Some(abi::FEATURE_MULTICAST)
         );
         assert_eq!(without(|caps| caps.max_xrcd = 1), Some(abi::FEATURE_XRC));
+        assert_eq!(
+            without(|caps| caps.max_flows = 0),
+            Some(abi::FEATURE_RAW_PACKETS | abi::FEATURE_RECEIVE_TABLES)
+        );
+        assert_eq!(
+            without(|caps| caps.max_receive_tables = 0),
+            Some(abi::FEATURE_RECEIVE_TABLES)
+        );
     }
 
     #[test]

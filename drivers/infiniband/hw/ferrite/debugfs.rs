@@ -246,6 +246,7 @@ impl Writer for QueuePairs {
                 Some(QpType::Ud) => "UD",
                 Some(QpType::XrcInitiator) => "XRC_INI",
                 Some(QpType::XrcTarget) => "XRC_TGT",
+                Some(QpType::RawPacket) => "RAW",
                 _ => "-",
             };
             let line = writeln!(

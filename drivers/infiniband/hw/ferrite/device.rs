@@ -66,6 +66,9 @@ pub(crate) struct Ferrite {
     pub(crate) qpns: Arc<Numbers>,
     pub(crate) srqns: Arc<Numbers>,
     pub(crate) xrcds: Arc<Numbers>,
+    /// Rules of flows, and receive tables.
+    pub(crate) flows: Arc<Numbers>,
+    pub(crate) receive_tables: Arc<Numbers>,
     /// The one number of the queue pair of general services.
     pub(crate) gsi: Arc<Numbers>,
     pub(crate) doorbell_pages: Arc<DoorbellPages>,
@@ -105,6 +108,8 @@ impl Ferrite {
             qpns: Numbers::with_reserve(caps::qpns(&caps))?,
             srqns: Numbers::new(caps::srqns(&caps))?,
             xrcds: Numbers::for_users(1..caps.max_xrcd.max(1))?,
+            flows: Numbers::for_users(0..caps.max_flows)?,
+            receive_tables: Numbers::for_users(0..caps.max_receive_tables.into())?,
             gsi: Numbers::new(GSI_QPN..GSI_QPN + 1)?,
             doorbell_pages: DoorbellPages::new(layout.user_pages(PAGE_SIZE as u64))?,
             memory: DeviceMemoryPool::new(layout.memory())?,
@@ -173,7 +178,9 @@ impl rdma::Driver for Ferrite {
         .with_srq()
         .with_xrc()
         .with_dm()
-        .with_mcast();
+        .with_mcast()
+        .with_flows()
+        .with_wqs();
 
     fn query_device(dev: &Device<Self>) -> Result<DeviceAttr> {
         Ok(port::device_attributes(dev))

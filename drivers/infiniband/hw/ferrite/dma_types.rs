@@ -114,5 +114,7 @@ dma_types! {
     abi::UverbsQpRequest,
     abi::UverbsQpResponse,
     abi::UverbsSrqRequest,
+    abi::UverbsHashRequest,
+    abi::UverbsWqRequest,
     abi::UverbsSrqResponse,
 }

@@ -29,6 +29,7 @@ mod doorbell_bar;
 mod doorbell_pages;
 mod eq;
 mod event_class;
+mod flow;
 mod gids;
 mod growth;
 mod handler;
@@ -61,6 +62,7 @@ mod steering;
 mod tpt;
 mod ucontext;
 mod vector_map;
+mod wq;
 mod wqe;
 mod xrc;
 

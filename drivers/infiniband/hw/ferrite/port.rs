@@ -172,6 +172,13 @@ pub(crate) fn device_attributes(dev: &Device<Ferrite>) -> DeviceAttr {
         } else {
             0
         },
+        max_wq: offered(abi::FEATURE_RECEIVE_TABLES, dev.qpns.occupancy().1),
+        max_rwq_tables: offered(abi::FEATURE_RECEIVE_TABLES, caps.max_receive_tables.into()),
+        max_rwq_table_entries: offered(
+            abi::FEATURE_RECEIVE_TABLES,
+            1 << caps.receive_table_log_entries,
+        ),
+        raw_checksums: dev.has(abi::FEATURE_RAW_PACKETS),
         max_pkeys: 1,
         local_ca_ack_delay: 15,
         timestamp_mask: caps::clock_mask(caps),

@@ -27,6 +27,7 @@ use crate::{
         QueuePairState,
         Service,
         Transport,
+        UverbsHashRequest,
         UverbsQpRequest,
         UverbsQpResponse, //
     },
@@ -68,11 +69,13 @@ use crate::{
         QpType,
         QpValues,
         RecvList,
+        RwqTable,
         SendList,
         Udata, //
     },
     shares::Holder,
     srq::FerriteSrq,
+    wq::Spread,
     wqe::SendTerms,
 };
 use kernel::{
@@ -99,7 +102,8 @@ const NO_CQ: u32 = u32::MAX;
 /// and the number is free last.
 #[pin_data]
 pub(crate) struct FerriteQp {
-    object: DeviceObject,
+    /// None where it receives by a table: its rules and work queues are all that the device has of it.
+    object: Option<DeviceObject>,
     memory: QueueMemory<KernelRings>,
     number: Number,
     layout: RingLayout,
@@ -111,6 +115,8 @@ pub(crate) struct FerriteQp {
     last_receive: Atomic<u32>,
     /// What the device said of the last access of the peer that it refused.
     refused: Atomic<u32>,
+    /// How it receives by a table.
+    spread: Option<Spread>,
     #[pin]
     values: Mutex<QpValues>,
     /// The multicast groups it is in, each as often as it was let in.
@@ -122,6 +128,11 @@ impl FerriteQp {
     /// The state that the consumer brought it to.
     pub(crate) fn state(&self) -> QpState {
         QpState::from_raw(self.state.load(Relaxed)).unwrap_or(QpState::Err)
+    }
+
+    /// How it receives, if that is by a table.
+    pub(crate) fn spread(&self) -> Option<&Spread> {
+        self.spread.as_ref()
     }
 
     /// Base-2 logarithms of send blocks and receive entries.
@@ -169,6 +180,7 @@ impl FerriteQp {
             Some(QpType::Gsi) if dev.has(abi::FEATURE_UD) => Ok(Service::Gsi),
             Some(QpType::XrcInitiator) if dev.has(abi::FEATURE_XRC) => Ok(Service::XrcIni),
             Some(QpType::XrcTarget) if dev.has(abi::FEATURE_XRC) => Ok(Service::XrcTgt),
+            Some(QpType::RawPacket) if dev.has(abi::FEATURE_RAW_PACKETS) => Ok(Service::Raw),
             _ => Err(errno::eopnotsupp()),
         }
     }
@@ -183,6 +195,12 @@ impl FerriteQp {
         let service = Self::service(dev, attr.qp_type())?;
         if attr.srq().is_some() && !dev.has(abi::FEATURE_SRQ) {
             return Err(errno::eopnotsupp());
+        }
+        if service == Service::Raw && udata.is_none() {
+            return Err(errno::eopnotsupp());
+        }
+        if let (Some(table), Some(udata)) = (attr.rwq_table(), udata) {
+            return Self::create_spread(dev, new, attr, table, udata);
         }
         let request: Option<UverbsQpRequest> = match udata {
             // A target has no queues to say anything about.
@@ -279,7 +297,7 @@ impl FerriteQp {
         new.set_number(qpn);
         attr.set_cap(&cap);
         let qp = new.init(pin_init!(Self {
-            object,
+            object: Some(object),
             memory,
             number,
             layout,
@@ -287,6 +305,7 @@ impl FerriteQp {
             events,
             last_receive: Atomic::new(0),
             refused: Atomic::new(0),
+            spread: None,
             values <- new_mutex!(values, "ferrite_qp"),
             groups <- new_mutex!(KVec::new(), "ferrite_qp_groups"),
         }))?;
@@ -299,6 +318,51 @@ impl FerriteQp {
             None => Ok(()),
         })?;
         attached.dismiss();
+        Ok(qp)
+    }
+
+    /// Makes a queue pair that receives by a table, and sends nothing.
+    fn create_spread<'a>(
+        dev: &Device<Ferrite>,
+        mut new: New<'a, kind::Qp, Ferrite>,
+        attr: &mut QpInitAttr<'_, Ferrite>,
+        table: &RwqTable<Ferrite>,
+        udata: &Udata<'_, Ferrite>,
+    ) -> Result<&'a Qp<Ferrite>> {
+        let is_raw = attr.qp_type() == Some(QpType::RawPacket);
+        if !is_raw || attr.send_cq().is_some() || attr.create_flags() != QpCreateFlags::default() {
+            return Err(errno::eopnotsupp());
+        }
+        let request: UverbsHashRequest = udata.read(core::mem::size_of::<UverbsHashRequest>())?;
+        let spread = Spread::new(table, &request)?;
+        let layout = RingLayout::RECORD_ONLY;
+        let (memory, _) = QueueMemory::of_nobody(dev, layout.blocks())?;
+        let number = dev.qpns.take(Holder::current())?;
+        let qpn = number.get();
+        let events = QpEvents::new()?;
+        let values = QpValues {
+            port: PORT,
+            ..QpValues::default()
+        };
+        new.set_number(qpn);
+        attr.set_cap(&values.cap);
+        let qp = new.init(pin_init!(Self {
+            object: None,
+            memory,
+            number,
+            layout,
+            state: Atomic::new(QpState::Reset.as_raw()),
+            events,
+            last_receive: Atomic::new(0),
+            refused: Atomic::new(0),
+            spread: Some(spread),
+            values <- new_mutex!(values, "ferrite_qp"),
+            groups <- new_mutex!(KVec::new(), "ferrite_qp_groups"),
+        }))?;
+        let found = qp.get_ref().ok_or(ENODEV)?;
+        announce(&dev.hw.qps, qpn, found, || {
+            udata.respond(&UverbsQpResponse { qpn, reserved: 0 })
+        })?;
         Ok(qp)
     }
 
@@ -371,6 +435,10 @@ impl QpOps for Ferrite {
             answer.sq_draining = reply.draining != 0;
             Ok(answer)
         };
+        if qp.spread.is_some() {
+            attr.fill(&qp.values.lock());
+            return Ok(());
+        }
         if attr.is_listing() {
             // In the turn of who lists, for which nobody is to wait who has this lock to take. What the device says may be
             // of before the last change, and is not kept.
@@ -397,7 +465,9 @@ impl QpOps for Ferrite {
 
     /// Ends a queue pair: afterwards the device touches neither its queues nor its buffers.
     fn destroy_qp(qp: &Qp<Self>) -> Result {
-        qp.object.destroy();
+        if let Some(object) = &qp.object {
+            object.destroy();
+        }
         let qpn = qp.number();
         qp.device().hw.qps.remove(qpn as usize);
         FerriteQp::forget_completions(qp);

@@ -61,17 +61,18 @@ checks! {
 }
 
 /// Features that need another, and which.
-const NEEDS: [(u64, u64); 6] = [
+const NEEDS: [(u64, u64); 7] = [
     (FEATURE_XRC, FEATURE_SRQ),
     (FEATURE_MULTICAST, FEATURE_UD),
     (FEATURE_RESIZE_SRQ, FEATURE_SRQ),
     (FEATURE_REGISTER_SEND, FEATURE_FAST_REGISTER),
     (FEATURE_TURNS, FEATURE_PENDING_TAGS),
     (FEATURE_REDIRECTION, FEATURE_ETHERNET),
+    (FEATURE_RECEIVE_TABLES, FEATURE_RAW_PACKETS),
 ];
 
 /// The features that there are.
-const FEATURES: [u64; 29] = [
+const FEATURES: [u64; 31] = [
     FEATURE_SRQ,
     FEATURE_ATOMICS,
     FEATURE_WINDOWS,
@@ -101,6 +102,8 @@ const FEATURES: [u64; 29] = [
     FEATURE_WINDOWS_ONLY,
     FEATURE_ETHERNET,
     FEATURE_REDIRECTION,
+    FEATURE_RAW_PACKETS,
+    FEATURE_RECEIVE_TABLES,
 ];
 
 fn magic(host: &mut Host) -> Outcome {

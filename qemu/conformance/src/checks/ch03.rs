@@ -141,10 +141,10 @@ checks! {
         let c = h.qp_command(Service::Rc, &Cq { cqn: FIRST_CQ, ..cq });
         h.entry(Op::CreateQueuePair, &c)
     }),
-    "DEV-3-81" => |h| queue_pairs(h, BadParameter, |c, _| [0, 5, 8, 11, 255].map(|service| {
+    "DEV-3-81" => |h| queue_pairs(h, BadParameter, |c, _| [0, 5, 7, 11, 255].map(|service| {
         CreateQueuePair { service, ..c }
     }).to_vec()),
-    "DEV-3-82" => |h| queue_pairs(h, BadParameter, |c, _| [1 << 6, 1 << 15].map(|flags| {
+    "DEV-3-82" => |h| queue_pairs(h, BadParameter, |c, _| [1 << 7, 1 << 15].map(|flags| {
         CreateQueuePair { flags, ..c }
     }).to_vec()),
     "DEV-3-83" => |h| queue_pairs(h, Unsupported, |c, _| [0, 2, 255].map(|transport| {

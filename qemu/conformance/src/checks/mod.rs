@@ -18,6 +18,7 @@ mod ch12;
 mod ch13;
 mod ch14;
 mod ch20;
+mod ch21;
 mod fixture;
 mod unchecked;
 
@@ -80,6 +81,7 @@ pub fn all() -> Vec<&'static Check> {
         ch13::CHECKS,
         ch14::CHECKS,
         ch20::CHECKS,
+        ch21::CHECKS,
     ]
     .into_iter()
     .flatten()

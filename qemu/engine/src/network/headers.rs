@@ -9,16 +9,16 @@ use ferrite_abi::{
 };
 
 /// Bytes of an Ethernet header, and of an 802.1Q tag.
-pub(super) const ETHERNET: usize = 14;
-pub(super) const TAG: usize = 4;
+pub(crate) const ETHERNET: usize = 14;
+pub(crate) const TAG: usize = 4;
 /// Bytes in front of the tag: both addresses.
-pub(super) const ADDRESSES: usize = 12;
+pub(crate) const ADDRESSES: usize = 12;
 /// What is in front of the tag control information.
 pub(super) const TAG_TYPE: [u8; 2] = [0x81, 0x00];
 
 /// Protocols that are looked into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Protocol {
+pub(crate) enum Protocol {
     Tcp,
     Udp,
 }
@@ -42,21 +42,21 @@ impl Protocol {
 
 /// An IP packet in a frame.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Packet {
+pub(crate) struct Packet {
     /// Version 6, else 4.
-    pub(super) is_v6: bool,
+    pub(crate) is_v6: bool,
     /// Where its header begins.
-    pub(super) start: usize,
+    pub(crate) start: usize,
     /// What is in it and where that begins; none for fragments and what is not looked into.
-    pub(super) transport: Option<(Protocol, usize)>,
+    pub(crate) transport: Option<(Protocol, usize)>,
 }
 
 /// A frame.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Headers {
+pub(crate) struct Headers {
     /// Tag control information.
-    pub(super) vlan: Option<u16>,
-    pub(super) packet: Option<Packet>,
+    pub(crate) vlan: Option<u16>,
+    pub(crate) packet: Option<Packet>,
 }
 
 pub(super) fn be16(bytes: &[u8], at: usize) -> Option<u16> {
@@ -174,7 +174,7 @@ impl Packet {
 }
 
 impl Headers {
-    pub(super) fn parse(frame: &[u8]) -> Self {
+    pub(crate) fn parse(frame: &[u8]) -> Self {
         let mut ethertype = be16(frame, ADDRESSES);
         let mut start = ETHERNET;
         let mut vlan = None;
@@ -188,12 +188,12 @@ impl Headers {
     }
 
     /// Whether the frame has checksums, all of which are right.
-    pub(super) fn checksums_good(&self, frame: &[u8]) -> bool {
+    pub(crate) fn checksums_good(&self, frame: &[u8]) -> bool {
         self.packet.and_then(|packet| packet.checks(frame)) == Some(true)
     }
 
     /// The hash and what it is of; none where no type that is wanted fits.
-    pub(super) fn hash(&self, frame: &[u8], key: &Key, types: u16) -> Option<(u32, u16)> {
+    pub(crate) fn hash(&self, frame: &[u8], key: &Key, types: u16) -> Option<(u32, u16)> {
         let packet = self.packet?;
         let addresses = packet.addresses(frame);
         let (both, with_tcp, with_udp) = if packet.is_v6 {

@@ -8,7 +8,7 @@
 
 mod channel;
 mod counters;
-mod headers;
+pub(crate) mod headers;
 mod segment;
 mod toeplitz;
 
@@ -55,7 +55,7 @@ const TURN_BYTES: u64 = 64 << 10;
 const BURST: usize = 16;
 const BURST_BYTES: u64 = 32 << 10;
 
-const ALL_HASHES: u16 =
+pub(crate) const ALL_HASHES: u16 =
     HASH_IPV4 | HASH_TCP_IPV4 | HASH_IPV6 | HASH_TCP_IPV6 | HASH_UDP_IPV4 | HASH_UDP_IPV6;
 const ALL_FLAGS: u16 = INTERFACE_UP
     | INTERFACE_PROMISCUOUS
@@ -171,6 +171,11 @@ impl Network {
         let counters = self.counters;
         *self = Self::new(mac);
         self.counters = counters;
+    }
+
+    /// Bytes that frames of the interface may have behind their headers.
+    pub(crate) fn mtu(&self) -> usize {
+        self.interface.mtu
     }
 
     /// What the interface has counted.

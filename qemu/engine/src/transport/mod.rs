@@ -8,6 +8,7 @@
 //! that queue pairs take turns and acknowledgements of packets that came together are one packet.
 
 mod delay;
+mod raw;
 mod requester;
 mod responder;
 mod unreliable;
@@ -28,6 +29,7 @@ use ferrite_abi::{
     FEATURE_MULTICAST, FEATURE_UC, FEATURE_UD, FEATURE_WINDOWS, FEATURE_XRC, MODIFY_ADDRESS_VECTOR,
     MODIFY_RETRY, MODIFY_RNR_RETRY, VLAN_NONE,
 };
+pub(crate) use raw::receive as receive_raw;
 use requester::Requester;
 use responder::Responder;
 use unreliable::Sender;
@@ -137,6 +139,8 @@ fn service_bits(service: Service) -> u8 {
         Service::Uc => 0x20,
         Service::Ud | Service::Gsi => 0x60,
         Service::XrcIni | Service::XrcTgt => 0xa0,
+        // It sends no packets of the transport.
+        Service::Raw => 0xc0,
     }
 }
 
@@ -247,6 +251,7 @@ pub(crate) fn send(
 ) -> Progress {
     match qp.service {
         Service::Rc | Service::XrcIni | Service::XrcTgt => {}
+        _ if !qp.has_send_queue() => return Progress::Drained,
         _ => return unreliable::run(core, qp, burst, turn, host),
     }
     // Without a path there is nothing to send; the work requests fail.
@@ -318,7 +323,8 @@ pub(crate) fn receive_frame(
     if frame.destination_qpn() == MULTICAST_QPN {
         return receive_multicast(core, qps, bytes, &frame, medium, host);
     }
-    let Some(qp) = qps.get_mut(frame.destination_qpn()) else {
+    let qp = qps.get_mut(frame.destination_qpn());
+    let Some(qp) = qp.filter(|qp| qp.service != Service::Raw) else {
         return Disposition::PassToHost;
     };
     if !core.gids.contains(&frame.destination, frame.vlan_id()) {
@@ -349,14 +355,17 @@ fn count_received(qp: &mut QueuePair, bytes: &[u8]) {
 /// Whether all frames for `qp` wait behind one that waits for a page or a tag: those of services
 /// without acknowledgement. Requests of connections are told apart when they are looked at.
 fn waits_in_line(core: &Core, qp: &QueuePair) -> bool {
-    matches!(qp.service, Service::Uc | Service::Ud | Service::Gsi)
-        && (core.paging.is_waiting(qp.number, Side::Responder) || core.paging.has_parked(qp.number))
+    matches!(
+        qp.service,
+        Service::Uc | Service::Ud | Service::Gsi | Service::Raw
+    ) && (core.paging.is_waiting(qp.number, Side::Responder) || core.paging.has_parked(qp.number))
 }
 
 /// Bytes of a frame for `qp` at most, if its peer keeps to the MTU.
 fn longest_frame(qp: &QueuePair) -> usize {
     let mtu = match qp.service {
         Service::Ud | Service::Gsi => 1 << MAX_LOG_MTU,
+        Service::Raw => raw::MAX_FRAME,
         _ => qp.mtu(),
     };
     mtu + HEADERS
@@ -406,6 +415,17 @@ pub(crate) fn deliver_parked(
             }
             return done;
         };
+        if qp.service == Service::Raw {
+            match raw::deliver(core, qp, &parked.frame, host) {
+                Ok(()) => {}
+                Err(Left::Dropped) => core.counters.rx_dropped += 1,
+                Err(Left::Waits(_)) => {
+                    core.paging.park_again(qp.number, parked);
+                    return done + 1;
+                }
+            }
+            continue;
+        }
         let Some(frame) = Frame::parse(&parked.frame) else {
             continue;
         };
@@ -483,6 +503,7 @@ fn deliver(
         Service::Ud | Service::Gsi => {
             return unreliable::datagram(core, qp, frame, None, host);
         }
+        Service::Raw => return Err(Left::Dropped),
     };
     // Only the peer may speak on a connection, and only to the address it was given, in the VLAN
     // that this side sends into.

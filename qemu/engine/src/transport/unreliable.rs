@@ -6,7 +6,7 @@
 //! be sent stops the send queue (state SQE) and nothing else.
 
 use super::requester::{extend_headers, is_agreed_on, wire_opcode, Failure};
-use super::{base_header, send_packet, template_of, Left};
+use super::{base_header, raw, send_packet, template_of, Left};
 use crate::core::{Core, Origin, ReceiveCompletion, SendCompletion, Waited, MAX_LOG_MTU};
 use crate::counters::count;
 use crate::memory::{Host, Way};
@@ -163,7 +163,7 @@ fn has_next(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
 }
 
 /// How much of a work request has left.
-enum Sent {
+pub(super) enum Sent {
     /// All of it.
     All,
     /// Another packet.
@@ -212,7 +212,12 @@ fn begin(
         }
         _ => return Err(QueueError::Opcode.into()),
     }
-    if !connected && request.length > 1 << core.log_mtu {
+    let fits = match qp.service {
+        Service::Uc => true,
+        Service::Raw => raw::lengths(core).contains(&(request.length as usize)),
+        _ => request.length <= 1 << core.log_mtu,
+    };
+    if !fits {
         return Err(QueueError::TooLong.into());
     }
     if let Err(error) = core.check_sges(qp.domain(), request.sges(), LocalAccess::Read) {
@@ -263,6 +268,9 @@ fn packet(
     turn: Option<Way>,
     host: &mut dyn Host,
 ) -> Result<Sent, Failure> {
+    if qp.service == Service::Raw {
+        return raw::send(core, qp, request, turn, host);
+    }
     let (template, qpn, deth) = destination(core, qp, request)
         .ok_or(Failure::from(CompletionStatus::LocalQueuePairOperation))?;
     let offset = qp.transport.sender.offset;
@@ -304,28 +312,41 @@ fn packet(
             core.gather(host, domain, request, offset.into(), &mut frame[start..])
         },
     );
+    if let Some(left) = gathered(core, qp, sent, host)? {
+        return Ok(left);
+    }
+    let sender = &mut qp.transport.sender;
+    sender.psn = psn_add(sender.psn, 1);
+    sender.offset = offset + payload;
+    Ok(if ends { Sent::All } else { Sent::Part })
+}
+
+/// What becomes of a work request whose data was gathered, or could not be: it is left where it is, is
+/// sent (`None`), or fails.
+pub(super) fn gathered(
+    core: &mut Core,
+    qp: &mut QueuePair,
+    gathered: Result<(), TptError>,
+    host: &mut dyn Host,
+) -> Result<Option<Sent>, Failure> {
     let waited = qp.transport.sender.waited;
-    let sent = sent.map_err(|error| core.confirm(error, waited, host));
-    match sent {
+    let gathered = gathered.map_err(|error| core.confirm(error, waited, host));
+    match gathered {
         Err(TptError::Absent(fault)) => {
             if core.page_fault(qp.number, Side::Requester, fault, host) == Outcome::Wait {
-                return Ok(Sent::Nothing);
+                return Ok(Some(Sent::Nothing));
             }
         }
-        Err(TptError::Pending(index)) => return Ok(Sent::Pending(index)),
+        Err(TptError::Pending(index)) => return Ok(Some(Sent::Pending(index))),
         _ => core.paging.went_on(qp.number, Side::Requester),
     }
-    sent.map_err(|error| {
+    gathered.map(|()| None).map_err(|error| {
         count!(core, qp, access_errors);
         Failure {
             status: CompletionStatus::LocalProtection,
             vendor_syndrome: error.vendor_syndrome(),
         }
-    })?;
-    let sender = &mut qp.transport.sender;
-    sender.psn = psn_add(sender.psn, 1);
-    sender.offset = offset + payload;
-    Ok(if ends { Sent::All } else { Sent::Part })
+    })
 }
 
 /// A datagram for `qp`, addressed to it or, with `group`, to a group it is in: that says whether it
@@ -356,7 +377,25 @@ pub(super) fn datagram(
     if group == Some(true) && deth.source_qpn == qp.number {
         return Err(Left::Dropped);
     }
-    // One may be left that was taken for a datagram whose page was not there.
+    receive_into(core, qp, host, |core, qp, receive, host| {
+        let message = (&packet, deth);
+        place(core, qp, (frame, group), message, receive, host)
+    })
+}
+
+/// Takes a receive for a message that came, and has it placed there.
+pub(super) fn receive_into(
+    core: &mut Core,
+    qp: &mut QueuePair,
+    host: &mut dyn Host,
+    place: impl FnOnce(
+        &mut Core,
+        &mut QueuePair,
+        (&ReceiveRequest, Waited),
+        &mut dyn Host,
+    ) -> Result<(), Left>,
+) -> Result<(), Left> {
+    // One may be left that was taken for a message whose page was not there.
     let kept = qp.transport.responder.take_kept();
     let mut receive = std::mem::take(&mut core.transport.receive);
     let mut waited = Waited::default();
@@ -368,10 +407,7 @@ pub(super) fn datagram(
         None => core.take_receive(host, qp, None, &mut receive),
     };
     let result = match taken {
-        Ok(true) => {
-            let message = (&packet, deth);
-            place(core, qp, (frame, group), message, (&receive, waited), host)
-        }
+        Ok(true) => place(core, qp, (&receive, waited), host),
         // Datagrams nobody waits for are lost.
         Ok(false) => Err(Left::Dropped),
         Err(QueueError::Producer) => {
@@ -395,7 +431,7 @@ fn place(
     qp: &mut QueuePair,
     (frame, group): (&Frame<'_>, Option<bool>),
     (packet, deth): (&Packet<'_>, Deth),
-    (receive, mut waited): (&ReceiveRequest, Waited),
+    (receive, waited): (&ReceiveRequest, Waited),
     host: &mut dyn Host,
 ) -> Result<(), Left> {
     let mut header = [0; HEADER_AREA];
@@ -413,39 +449,9 @@ fn place(
         ..ReceiveCompletion::failed(receive, CompletionStatus::LocalLength, 0)
     };
     if length as u64 <= receive.capacity {
-        let sges = receive.sges();
-        let placed = core
-            .scatter(&*host, receive.domain, sges, 0, &header)
-            .and_then(|()| {
-                let at = HEADER_AREA as u64;
-                core.scatter(&*host, receive.domain, sges, at, packet.payload)
-            })
-            .map_err(|error| core.confirm(error, waited, host));
-        let waits = match placed {
-            Err(TptError::Absent(fault)) => {
-                core.page_fault(qp.number, Side::Responder, fault, host) == Outcome::Wait
-            }
-            Err(TptError::Pending(index)) => {
-                core.wait_for_tag(qp.number, Side::Responder, index, &mut waited);
-                true
-            }
-            _ => {
-                core.paging.went_on(qp.number, Side::Responder);
-                false
-            }
-        };
-        if waits {
-            qp.transport.responder.keep(receive, waited);
-            return Err(Left::Waits(Place::Last(group)));
-        }
-        if let Err(error) = placed {
-            count!(core, qp, access_errors);
-            let status = CompletionStatus::LocalProtection;
-            fail_receive(core, qp, receive, status, error.vendor_syndrome(), host);
-            return Err(Left::Dropped);
-        }
-        let early = core.uses_early(sges, 0, length);
-        core.counters.early_uses += u64::from(early);
+        let parts = [&header[..], packet.payload];
+        let place = Place::Last(group);
+        scatter(core, qp, &parts, (receive, waited), place, host)?;
         completion.status = CompletionStatus::Success;
         completion.byte_count = length as u32;
         completion.flags = COMPLETION_GRH;
@@ -464,6 +470,53 @@ fn place(
         qp::fail(core, qp, host);
         return Err(Left::Dropped);
     }
+    Ok(())
+}
+
+/// Puts the parts of a message, one after the other, into a receive that has room for them. Where it
+/// cannot yet, the message is to wait at `place`; where it never can, the receive has ended.
+pub(super) fn scatter(
+    core: &mut Core,
+    qp: &mut QueuePair,
+    parts: &[&[u8]],
+    (receive, mut waited): (&ReceiveRequest, Waited),
+    place: Place,
+    host: &mut dyn Host,
+) -> Result<(), Left> {
+    let sges = receive.sges();
+    let mut length = 0;
+    let mut placed = Ok(());
+    for part in parts {
+        let at = length as u64;
+        placed = placed.and_then(|()| core.scatter(&*host, receive.domain, sges, at, part));
+        length += part.len();
+    }
+    let placed = placed.map_err(|error| core.confirm(error, waited, host));
+    let waits = match placed {
+        Err(TptError::Absent(fault)) => {
+            core.page_fault(qp.number, Side::Responder, fault, host) == Outcome::Wait
+        }
+        Err(TptError::Pending(index)) => {
+            core.wait_for_tag(qp.number, Side::Responder, index, &mut waited);
+            true
+        }
+        _ => {
+            core.paging.went_on(qp.number, Side::Responder);
+            false
+        }
+    };
+    if waits {
+        qp.transport.responder.keep(receive, waited);
+        return Err(Left::Waits(place));
+    }
+    if let Err(error) = placed {
+        count!(core, qp, access_errors);
+        let status = CompletionStatus::LocalProtection;
+        fail_receive(core, qp, receive, status, error.vendor_syndrome(), host);
+        return Err(Left::Dropped);
+    }
+    let early = core.uses_early(sges, 0, length);
+    core.counters.early_uses += u64::from(early);
     Ok(())
 }
 

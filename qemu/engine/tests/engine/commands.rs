@@ -29,6 +29,7 @@ fn reserved_bytes(fields: &[Field], size: usize, start: usize) -> Vec<usize> {
         let inner = match field.ty {
             "Buffer" | "super::Buffer" => Buffer::FIELDS,
             "AddressVector" => AddressVector::FIELDS,
+            "FlowFields" => FlowFields::FIELDS,
             _ => continue,
         };
         found.extend(reserved_bytes(inner, end - field.offset, at));
@@ -263,6 +264,10 @@ fn samples() -> (Node, Vec<Sample>) {
                 ..QueryChannelCounters::zeroed()
             },
         ),
+        sample(O::CreateFlow, CreateFlow::zeroed()),
+        object(O::DestroyFlow),
+        sample(O::CreateReceiveTable, CreateReceiveTable::zeroed()),
+        object(O::DestroyReceiveTable),
     ];
     (node, samples)
 }

@@ -1548,7 +1548,7 @@ fn a_personality_has_its_parts_and_no_others() {
         let caps: DeviceCaps = node.query(CommandOpcode::QueryDevice, 0).unwrap();
         assert_eq!(caps.qp_count != 0, rdma);
         assert_eq!(caps.max_channels != 0, ethernet);
-        assert_eq!(caps.reserved, [0; 13]);
+        assert_eq!(caps.reserved, [0; 12]);
         let made = command(&mut node, 0, EQ_FIRST_HANDLER);
         let status = node.command(CommandOpcode::CreateChannel, &made);
         assert_eq!(status == CommandStatus::Ok, ethernet);

@@ -26,6 +26,7 @@ mod paging;
 mod pending;
 mod placement;
 mod qp_counters;
+mod raw;
 mod rc;
 mod registration;
 mod registrations_model;

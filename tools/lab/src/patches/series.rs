@@ -553,6 +553,15 @@ Where datagrams go. They are made and ended where nobody may sleep, too.
         edits: &[],
     },
     Step {
+        subject: "RDMA/rust: Add rules of flows and work queues",
+        body: "\
+For raw packets: rules that say who gets which frames, and work queues in
+tables that frames are spread over by a hash.
+",
+        files: &["rust/rdma/flow.rs", "rust/rdma/wq.rs"],
+        edits: &[],
+    },
+    Step {
         subject: "RDMA/rust: Add pinned memory of processes",
         body: "\
 Memory of a process, or of a DMA buffer, that is pinned and mapped for a
@@ -944,6 +953,17 @@ connections.
         files: &[
             "drivers/infiniband/hw/ferrite/srq.rs",
             "drivers/infiniband/hw/ferrite/xrc.rs",
+        ],
+        edits: &[],
+    },
+    Step {
+        subject: "RDMA/ferrite: Add raw packets",
+        body: "\
+Rules of flows, and work queues that frames are spread over.
+",
+        files: &[
+            "drivers/infiniband/hw/ferrite/flow.rs",
+            "drivers/infiniband/hw/ferrite/wq.rs",
         ],
         edits: &[],
     },

@@ -35,6 +35,10 @@ impl FerriteQp {
     /// Changes state and attributes.
     pub(super) fn modify(qp: &Qp<Ferrite>, attr: &QpAttr<'_>) -> Result {
         let dev = qp.device();
+        if qp.spread.is_some() {
+            // Its work queues have states, and it has none.
+            return Err(errno::eopnotsupp());
+        }
         let features = dev.features();
         let mut command = translate(attr, &dev.caps, features)?;
         if command.mask & abi::MODIFY_ADDRESS_VECTOR != 0 {
@@ -171,7 +175,7 @@ fn tell_rights_once(
     /// There is one partition, and the state is the same.
     const SAYS_NOTHING: u32 = abi::MODIFY_STATE | abi::MODIFY_PKEY;
     // Those of datagrams have none, and other changes with side effects.
-    let connected = !matches!(qp_type, QpType::Ud | QpType::Gsi);
+    let connected = !matches!(qp_type, QpType::Ud | QpType::Gsi | QpType::RawPacket);
     match change {
         _ if !connected => false,
         (QpState::Init, QpState::Init) => command.mask & !(SAYS_NOTHING | abi::MODIFY_ACCESS) == 0,

@@ -105,7 +105,7 @@ impl Abilities {
             Service::XrcIni => !self.windows_only,
             // Its messages invalidate nothing, and are not sent with a registration.
             Service::Uc => !self.register_send,
-            Service::Gsi | Service::Ud | Service::XrcTgt => self == Self::default(),
+            Service::Gsi | Service::Ud | Service::XrcTgt | Service::Raw => self == Self::default(),
         };
         if possible {
             Ok(self)
@@ -322,7 +322,7 @@ mod tests {
         let unknown = Some(errno::eopnotsupp().to_errno());
         let impossible = Some(EINVAL.to_errno());
         assert_eq!(refused(sends, Service::Uc, all), impossible);
-        for service in [Service::Ud, Service::Gsi, Service::XrcTgt] {
+        for service in [Service::Ud, Service::Gsi, Service::XrcTgt, Service::Raw] {
             assert_eq!(refused(none, service, all), None);
             assert_eq!(refused(drains, service, all), impossible);
             assert_eq!(refused(sends, service, all), impossible);

@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Rules of flows: which frames a queue pair of raw packets gets (chapter 21). Who may make one is seen to by the core.
+
+use crate::{
+    abi,
+    abi::{
+        CommandOpcode,
+        CreateFlow,
+        FlowFields,
+        Plain, //
+    },
+    commands::DeviceObject,
+    device::Ferrite,
+    kernel_ext::errno,
+    numbers::Number,
+    port::{
+        DEVICE_PORT,
+        PORT, //
+    },
+    rdma::{
+        kind,
+        Flow,
+        FlowAttr,
+        FlowOps,
+        FlowSpec,
+        FlowType,
+        New,
+        Qp,
+        QpType,
+        Udata, //
+    },
+    shares::Holder,
+};
+use kernel::prelude::*;
+
+/// The priority of a rule for all that no other is for.
+const ALL_DEFAULT: u16 = u16::MAX;
+/// The same of what goes to groups, which comes before that.
+const MULTICAST_DEFAULT: u16 = ALL_DEFAULT - 1;
+
+/// The driver's data of a rule. The fields are dropped in order: the device lets go of it before the number is free.
+pub(crate) struct FerriteFlow {
+    object: DeviceObject,
+    _number: Number,
+}
+
+impl FlowOps for Ferrite {
+    type Flow = FerriteFlow;
+
+    fn create_flow<'a>(
+        qp: &Qp<Self>,
+        new: New<'a, kind::Flow, Self>,
+        attr: &FlowAttr<'_>,
+        udata: Option<&Udata<'_, Self>>,
+    ) -> Result<&'a Flow<Self>> {
+        let dev = qp.device();
+        if let Some(udata) = udata {
+            udata.expect_empty()?;
+        }
+        if !dev.has(abi::FEATURE_RAW_PACKETS)
+            || qp.qp_type() != Some(QpType::RawPacket)
+            || attr.has_flags()
+        {
+            return Err(errno::eopnotsupp());
+        }
+        if attr.port() != PORT {
+            return Err(EINVAL);
+        }
+        let mut asked = Match::default();
+        let priority = match attr.flow_type() {
+            Some(FlowType::Normal) => {
+                for spec in attr.specs() {
+                    asked.add(&spec)?;
+                }
+                if attr.priority() >= MULTICAST_DEFAULT {
+                    return Err(EINVAL);
+                }
+                attr.priority()
+            }
+            Some(FlowType::AllDefault) => ALL_DEFAULT,
+            Some(FlowType::MulticastDefault) => {
+                asked.value.destination_mac[0] = 1;
+                asked.mask.destination_mac[0] = 1;
+                MULTICAST_DEFAULT
+            }
+            // Nobody gets copies of what others have, nor of what is encrypted for queue pairs.
+            Some(FlowType::Sniffer) | None => return Err(errno::eopnotsupp()),
+        };
+        let number = dev.flows.take(Holder::current())?;
+        let mut command = CreateFlow {
+            flow: number.get(),
+            target: qp.number(),
+            priority,
+            layers: asked.layers,
+            port: DEVICE_PORT,
+            value: asked.value,
+            mask: asked.mask,
+            ..CreateFlow::zeroed()
+        };
+        if let Some(spread) = qp.spread() {
+            command.flags = abi::FLOW_TO_TABLE;
+            command.target = spread.table;
+            command.hash_types = spread.types;
+            command.key = spread.key;
+        }
+        let object =
+            DeviceObject::create(&dev.hw, &command, CommandOpcode::DestroyFlow, number.get())?;
+        new.init(Ok::<_, Error>(FerriteFlow {
+            object,
+            _number: number,
+        }))
+    }
+
+    /// Ends a rule: afterwards no frame is taken by it.
+    fn destroy_flow(flow: &Flow<Self>) -> Result {
+        flow.object.destroy();
+        Ok(())
+    }
+}
+
+/// What a frame has to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Match {
+    layers: u8,
+    value: FlowFields,
+    mask: FlowFields,
+    /// The layers that something was said of.
+    said: u8,
+}
+
+impl Default for Match {
+    fn default() -> Self {
+        Self {
+            layers: 0,
+            value: FlowFields::zeroed(),
+            mask: FlowFields::zeroed(),
+            said: 0,
+        }
+    }
+}
+
+/// Of Ethernet, of IP, and of what is in that.
+const ETHERNET: u8 = 1 << 0;
+const NETWORK: u8 = 1 << 1;
+const TRANSPORT: u8 = 1 << 2;
+
+impl Match {
+    /// Adds what is asked of one part of the frame; each is asked for once.
+    fn add(&mut self, spec: &FlowSpec) -> Result {
+        /// Takes over fields: the bits that count of the value, and the mask.
+        macro_rules! take {
+            ($masked:ident: $($field:ident = $part:ident => $get:expr;)*) => {$({
+                let $part = &$masked.mask;
+                let mask = $get;
+                let $part = &$masked.value;
+                let value = $get;
+                fill(&mut self.mask.$field, &mask, &mask);
+                fill(&mut self.value.$field, &mask, &value);
+            })*};
+        }
+        let (said, layers) = match spec {
+            FlowSpec::Ethernet(masked) => {
+                take! { masked:
+                    destination_mac = part => part.dst_mac;
+                    source_mac = part => part.src_mac;
+                    ether_type = part => part.ether_type.to_ne_bytes();
+                    vlan = part => part.vlan_tag.to_ne_bytes();
+                }
+                let tagged = masked.mask.vlan_tag != 0;
+                (ETHERNET, if tagged { abi::FLOW_LAYER_VLAN } else { 0 })
+            }
+            FlowSpec::Ipv4(masked) => {
+                take! { masked:
+                    source = part => widened(part.src_ip.to_ne_bytes());
+                    destination = part => widened(part.dst_ip.to_ne_bytes());
+                }
+                let (value, mask) = (&masked.value, &masked.mask);
+                self.set_bytes(
+                    [value.proto, value.tos, value.ttl, value.flags],
+                    [mask.proto, mask.tos, mask.ttl, mask.flags],
+                );
+                (NETWORK, abi::FLOW_LAYER_IPV4)
+            }
+            FlowSpec::Ipv6(masked) => {
+                take! { masked:
+                    source = part => part.src_ip;
+                    destination = part => part.dst_ip;
+                    flow_label = part => { part.flow_label }.to_ne_bytes();
+                }
+                let (value, mask) = (&masked.value, &masked.mask);
+                self.set_bytes(
+                    [value.next_hdr, value.traffic_class, value.hop_limit, 0],
+                    [mask.next_hdr, mask.traffic_class, mask.hop_limit, 0],
+                );
+                (NETWORK, abi::FLOW_LAYER_IPV6)
+            }
+            FlowSpec::Tcp(masked) | FlowSpec::Udp(masked) => {
+                take! { masked:
+                    source_port = part => part.src_port.to_ne_bytes();
+                    destination_port = part => part.dst_port.to_ne_bytes();
+                }
+                let layer = match spec {
+                    FlowSpec::Tcp(_) => abi::FLOW_LAYER_TCP,
+                    _ => abi::FLOW_LAYER_UDP,
+                };
+                (TRANSPORT, layer)
+            }
+            FlowSpec::Other => return Err(errno::eopnotsupp()),
+        };
+        if self.said & said != 0 {
+            return Err(EINVAL);
+        }
+        self.said |= said;
+        self.layers |= layers;
+        Ok(())
+    }
+
+    /// Protocol, traffic class, hop limit and fragments.
+    fn set_bytes(&mut self, value: [u8; 4], mask: [u8; 4]) {
+        for (to, [protocol, class, hops, fragment]) in [
+            (&mut self.mask, mask),
+            (
+                &mut self.value,
+                core::array::from_fn(|at| value[at] & mask[at]),
+            ),
+        ] {
+            to.protocol = protocol;
+            to.traffic_class = class;
+            to.hop_limit = hops;
+            to.fragment = fragment;
+        }
+    }
+}
+
+type Ethernet = crate::bindings::ib_flow_eth_filter;
+type Ipv4 = crate::bindings::ib_flow_ipv4_filter;
+type Ipv6 = crate::bindings::ib_flow_ipv6_filter;
+type Ports = crate::bindings::ib_flow_tcp_udp_filter;
+
+fn fill(to: &mut [u8], mask: &[u8], value: &[u8]) {
+    for (to, (mask, value)) in to.iter_mut().zip(mask.iter().zip(value)) {
+        *to = mask & value;
+    }
+}
+
+/// An IPv4 address where one of IPv6 would be.
+fn widened(address: [u8; 4]) -> [u8; 16] {
+    let mut wide = [0; 16];
+    wide[..4].copy_from_slice(&address);
+    wide
+}
+
+#[kunit_tests(ferrite_flow)]
+mod tests {
+    use super::*;
+    use crate::rdma::Masked;
+
+    #[test]
+    fn a_rule_has_the_bits_that_count_as_they_are_in_the_frame() -> Result {
+        let mut asked = Match::default();
+        asked.add(&FlowSpec::Ethernet(Masked {
+            value: Ethernet {
+                dst_mac: [1, 2, 3, 4, 5, 6],
+                src_mac: [9; 6],
+                ether_type: 0x0800_u16.to_be(),
+                vlan_tag: 0x0fff_u16.to_be(),
+            },
+            mask: Ethernet {
+                dst_mac: [0xff, 0xff, 0, 0, 0, 0],
+                src_mac: [0; 6],
+                ether_type: 0xffff,
+                vlan_tag: 0x0ff0_u16.to_be(),
+            },
+        }))?;
+        asked.add(&FlowSpec::Ipv4(Masked {
+            value: Ipv4 {
+                src_ip: 0x0102_0304_u32.to_be(),
+                dst_ip: 0,
+                proto: 17,
+                tos: 5,
+                ttl: 64,
+                flags: 2,
+            },
+            mask: Ipv4 {
+                src_ip: 0xffff_ff00_u32.to_be(),
+                dst_ip: 0,
+                proto: 0xff,
+                tos: 0,
+                ttl: 0x40,
+                flags: 2,
+            },
+        }))?;
+        let ports = || Masked {
+            value: Ports {
+                dst_port: 5678_u16.to_be(),
+                src_port: 1234_u16.to_be(),
+            },
+            mask: Ports {
+                dst_port: 0xffff,
+                src_port: 0,
+            },
+        };
+        asked.add(&FlowSpec::Udp(ports()))?;
+        let layers = abi::FLOW_LAYER_VLAN | abi::FLOW_LAYER_IPV4 | abi::FLOW_LAYER_UDP;
+        assert_eq!(asked.layers, layers);
+        let (value, mask) = (&asked.value, &asked.mask);
+        assert_eq!(value.destination_mac, [1, 2, 0, 0, 0, 0]);
+        assert_eq!(mask.destination_mac, [0xff, 0xff, 0, 0, 0, 0]);
+        assert_eq!((value.source_mac, mask.source_mac), ([0; 6], [0; 6]));
+        assert_eq!((value.ether_type, value.vlan), ([8, 0], [0x0f, 0xf0]));
+        assert_eq!(value.source[..5], [1, 2, 3, 0, 0]);
+        assert_eq!(mask.source[..5], [0xff, 0xff, 0xff, 0, 0]);
+        assert_eq!((value.protocol, value.traffic_class), (17, 0));
+        assert_eq!((value.hop_limit, value.fragment), (64, 2));
+        assert_eq!(value.destination_port, [0x16, 0x2e]);
+        assert_eq!((value.source_port, mask.source_port), ([0; 2], [0; 2]));
+        // Each part once, and none that the device does not look at.
+        assert_eq!(asked.add(&FlowSpec::Tcp(ports())), Err(EINVAL));
+        let other = asked.add(&FlowSpec::Other);
+        assert_eq!(other, Err(errno::eopnotsupp()));
+        Ok(())
+    }
+}

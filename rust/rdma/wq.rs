@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Work queues, tables of them, and queue pairs that receive by a table (receive side scaling, RSS).
+
+use super::udata::expect_none;
+use super::{kind, Cq, Device, New, Object, ObjectRef, Ops, Pd, QpInitAttr, QpOps, Udata};
+use crate::bindings;
+use crate::kernel_ext::errno::eopnotsupp;
+use core::marker::PhantomData;
+use core::mem::MaybeUninit;
+use core::ptr;
+use kernel::error::from_result;
+use kernel::prelude::*;
+
+/// A work queue: a receive queue without a queue pair.
+pub type Wq<D> = Object<kind::Wq, D>;
+/// A counted reference to a work queue.
+pub type WqRef<D> = ObjectRef<kind::Wq, D>;
+/// A table of work queues.
+pub type RwqTable<D> = Object<kind::RwqTable, D>;
+
+/// Work queues and tables of them, which processes alone have.
+pub trait WqOps: QpOps {
+    /// Driver's data of a work queue.
+    type Wq: Send + Sync;
+    /// Driver's data of a table.
+    type RwqTable: Send + Sync;
+
+    /// Makes a work queue in state [`WqState::Reset`]. Its number has to be told by [`New::set_wq_number`].
+    fn create_wq<'a>(
+        pd: &Pd<Self>,
+        new: New<'a, kind::Wq, Self>,
+        attr: &mut WqInitAttr<'_, Self>,
+        udata: Option<&Udata<'_, Self>>,
+    ) -> Result<&'a Wq<Self>>;
+
+    /// Brings a work queue from one state to another, or to the same.
+    fn modify_wq(wq: &Wq<Self>, from: WqState, to: WqState) -> Result;
+
+    /// Ends a work queue, which no table has.
+    fn destroy_wq(wq: &Wq<Self>) -> Result;
+
+    /// Makes a table. Its number has to be told by [`New::set_table_number`].
+    fn create_rwq_table<'a>(
+        dev: &Device<Self>,
+        new: New<'a, kind::RwqTable, Self>,
+        entries: &RwqEntries<'_, Self>,
+        udata: Option<&Udata<'_, Self>>,
+    ) -> Result<&'a RwqTable<Self>>;
+
+    /// Ends a table, by which no queue pair receives.
+    fn destroy_rwq_table(table: &RwqTable<Self>) -> Result;
+}
+
+impl<D: WqOps> Ops<D> {
+    /// Offers work queues and tables of them.
+    pub const fn with_wqs(mut self) -> Self {
+        self.raw.create_wq = Some(create_wq::<D>);
+        self.raw.modify_wq = Some(modify_wq::<D>);
+        self.raw.destroy_wq = Some(destroy_wq::<D>);
+        self.raw.create_rwq_ind_table = Some(create_table::<D>);
+        self.raw.destroy_rwq_ind_table = Some(destroy_table::<D>);
+        self.raw.size_ib_rwq_ind_table = RwqTable::<D>::SIZE;
+        self
+    }
+}
+
+c_enum! {
+    /// The state of a work queue.
+    pub enum WqState {
+        /// Empty; nothing is posted.
+        Reset = ib_wq_state_IB_WQS_RESET,
+        /// It receives.
+        Ready = ib_wq_state_IB_WQS_RDY,
+        /// Everything is flushed.
+        Error = ib_wq_state_IB_WQS_ERR,
+    }
+}
+
+/// # Safety
+///
+/// To be called by the core through the table of a `Device<D>`; `attr` must be valid for reads and writes.
+unsafe extern "C" fn create_wq<D: WqOps>(
+    pd: *mut bindings::ib_pd,
+    attr: *mut bindings::ib_wq_init_attr,
+    udata: *mut bindings::ib_udata,
+) -> *mut bindings::ib_wq {
+    let made = || -> Result<*mut bindings::ib_wq> {
+        // SAFETY: `attr` is a local of `ib_uverbs_ex_create_wq`, which waits.
+        let attr = unsafe { &mut *attr };
+        if attr.wq_type != bindings::ib_wq_type_IB_WQT_RQ || attr.create_flags != 0 {
+            return Err(eopnotsupp());
+        }
+        // SAFETY: `alloc_pd` made the domain, whose object the command holds until this returns.
+        let pd = unsafe { Pd::<D>::from_raw(pd) };
+        let (handler, context) = (attr.event_handler, attr.wq_context);
+        let mut attr = WqInitAttr::<D> {
+            raw: attr,
+            _p: PhantomData,
+        };
+        attr.cq().open();
+        let wq = KBox::into_raw(KBox::<Wq<D>>::new_uninit(GFP_KERNEL_ACCOUNT)?);
+        let raw = wq.cast::<bindings::ib_wq>();
+        // SAFETY: The memory was allocated just now, for a `Wq<D>`.
+        unsafe { ptr::write_bytes(wq, 0, 1) };
+        // SAFETY: The memory is ours, and of the core's part all zeroes are a value. The device is what
+        // the core will set it to.
+        unsafe { (*raw).device = pd.device().as_raw() };
+        // SAFETY: The memory is ours; the core leaves these two to drivers.
+        unsafe { ((*raw).event_handler, (*raw).wq_context) = (handler, context) };
+        // SAFETY: All of the memory but what was written of the core's part is zero, and nobody else has
+        // it. `udata` is null or that of the command, which waits.
+        let created = unsafe {
+            Wq::create_with(raw, udata, |new, udata| {
+                D::create_wq(pd, new, &mut attr, udata)
+            })
+        };
+        if created.is_err() {
+            // SAFETY: It came from `into_raw` above, and `create_with` has dropped what was initialised in
+            // it.
+            drop(unsafe { KBox::from_raw(wq) });
+        }
+        created.map(|()| raw)
+    };
+    made().unwrap_or_else(Error::to_ptr)
+}
+
+/// # Safety
+///
+/// To be called by the core through the table of a `Device<D>`; `attr` must be valid for reads.
+unsafe extern "C" fn modify_wq<D: WqOps>(
+    raw: *mut bindings::ib_wq,
+    attr: *mut bindings::ib_wq_attr,
+    mask: u32,
+    udata: *mut bindings::ib_udata,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: `udata` is null or that of the uverbs command, which waits for this.
+        unsafe { expect_none::<D>(udata)? };
+        // SAFETY: `attr` is a local of `ib_uverbs_ex_modify_wq`, which waits.
+        let attr = unsafe { &*attr };
+        if mask & bindings::ib_wq_attr_mask_IB_WQ_FLAGS != 0 {
+            return Err(eopnotsupp());
+        }
+        let from = WqState::from_raw(attr.curr_wq_state).ok_or(EINVAL)?;
+        let to = WqState::from_raw(attr.wq_state).ok_or(EINVAL)?;
+        // SAFETY: `create_wq` made the queue, whose object the command holds until this returns.
+        D::modify_wq(unsafe { Object::from_raw(raw) }, from, to)?;
+        // SAFETY: The queue is not freed meanwhile. Drivers note the state there for the core, which reads it
+        // in the same command of another thread at most: it is a hint.
+        unsafe { ptr::addr_of_mut!((*raw).state).write_volatile(to.as_raw()) };
+        Ok(0)
+    })
+}
+
+/// # Safety
+///
+/// To be called by the core through the table of a `Device<D>`.
+unsafe extern "C" fn destroy_wq<D: WqOps>(
+    wq: *mut bindings::ib_wq,
+    udata: *mut bindings::ib_udata,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: `udata` is null or that of the uverbs command, which waits for this.
+        unsafe { expect_none::<D>(udata)? };
+        // SAFETY: `create_wq` made the queue. `ib_destroy_wq_user` calls this only for one whose `usecnt` is
+        // zero, and does not touch it any more where this succeeds; else it is as before.
+        unsafe { Wq::destroy(wq, D::destroy_wq) }?;
+        // SAFETY: The memory came from `create_wq`, and nothing in it is initialised any more.
+        drop(unsafe { KBox::from_raw(wq.cast::<MaybeUninit<Wq<D>>>()) });
+        Ok(0)
+    })
+}
+
+/// # Safety
+///
+/// To be called by the core through the table of a `Device<D>` for a table that it has just allocated;
+/// `attr` must be valid for reads, with as many queues as it says.
+unsafe extern "C" fn create_table<D: WqOps>(
+    table: *mut bindings::ib_rwq_ind_table,
+    attr: *mut bindings::ib_rwq_ind_table_init_attr,
+    udata: *mut bindings::ib_udata,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: `ib_uverbs_ex_create_rwq_ind_table` has set the device, which is a `Device<D>` as it has this
+        // table, and which the command keeps registered meanwhile.
+        let dev = unsafe { Device::from_raw((*table).device) };
+        // SAFETY: `attr` is a local of that function, which waits; it has checked the size, and read as many
+        // queues, of which it holds the objects.
+        let queues =
+            unsafe { core::slice::from_raw_parts((*attr).ind_tbl, 1 << (*attr).log_ind_tbl_size) };
+        let entries = RwqEntries {
+            queues,
+            _p: PhantomData,
+        };
+        // SAFETY: The core got `table` from `rdma_zalloc_drv_obj`: zeroed, `size_ib_rwq_ind_table` bytes. It
+        // shows it to nobody before this returns. `udata` is that of the command, which waits.
+        unsafe {
+            RwqTable::create_with(table, udata, |new, udata| {
+                D::create_rwq_table(dev, new, &entries, udata)
+            })
+        }?;
+        Ok(0)
+    })
+}
+
+/// # Safety
+///
+/// To be called by the core through the table of a `Device<D>`.
+unsafe extern "C" fn destroy_table<D: WqOps>(table: *mut bindings::ib_rwq_ind_table) -> c_int {
+    from_result(|| {
+        // SAFETY: `create_table` made the table. `uverbs_free_rwq_ind_tbl` calls this only for one whose
+        // `usecnt` is zero, and frees it where this succeeds; else it is as before.
+        unsafe { RwqTable::destroy(table, D::destroy_rwq_table) }?;
+        Ok(0)
+    })
+}
+
+/// What is asked of a new work queue.
+pub struct WqInitAttr<'a, D: WqOps> {
+    raw: &'a mut bindings::ib_wq_init_attr,
+    _p: PhantomData<&'a D>,
+}
+
+impl<'a, D: WqOps> WqInitAttr<'a, D> {
+    /// Where it completes.
+    pub fn cq(&self) -> &'a Cq<D> {
+        // SAFETY: `ib_uverbs_ex_create_wq` has set the completion queue, which the driver made; it holds its
+        // object, and counts the work queue as a user of it.
+        unsafe { Object::from_raw(self.raw.cq) }
+    }
+
+    /// Work requests it is to hold.
+    pub fn max_wr(&self) -> u32 {
+        self.raw.max_wr
+    }
+
+    /// Scatter entries of each.
+    pub fn max_sge(&self) -> u32 {
+        self.raw.max_sge
+    }
+
+    /// Tells the consumer how many work requests it does hold.
+    pub fn set_max_wr(&mut self, max_wr: u32) {
+        self.raw.max_wr = max_wr;
+    }
+}
+
+/// The work queues of a new table, as many as a power of two; one may be there more than once.
+pub struct RwqEntries<'a, D: WqOps> {
+    queues: &'a [*mut bindings::ib_wq],
+    _p: PhantomData<&'a D>,
+}
+
+impl<'a, D: WqOps> RwqEntries<'a, D> {
+    /// Each of them.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &'a Wq<D>> + 'a {
+        // SAFETY: `create_wq` made the queues, whose objects the command holds. The table counts as their
+        // user until it is gone.
+        self.queues
+            .iter()
+            .map(|&wq| unsafe { Object::from_raw(wq) })
+    }
+}
+
+impl<D: WqOps> New<'_, kind::Wq, D> {
+    /// Tells the core the work queue's number.
+    pub fn set_wq_number(&mut self, number: u32) {
+        // SAFETY: The core is creating the queue and shows it to nobody before the operation returns, and
+        // only `New` leads to it.
+        unsafe { (*self.as_raw()).wq_num = number }
+    }
+}
+
+impl<D: WqOps> New<'_, kind::RwqTable, D> {
+    /// Tells the core the table's number.
+    pub fn set_table_number(&mut self, number: u32) {
+        // SAFETY: The core is creating the table and shows it to nobody before the operation returns, and
+        // only `New` leads to it.
+        unsafe { (*self.as_raw()).ind_tbl_num = number }
+    }
+}
+
+impl<'a, D: WqOps> QpInitAttr<'a, D> {
+    /// The table by which it is to receive.
+    pub fn rwq_table(&self) -> Option<&'a RwqTable<D>> {
+        // SAFETY: Whoever has the queue pair created holds the table, and the core counts the queue pair
+        // as a user of it until it is gone.
+        unsafe { Object::from_nullable(self.raw().rwq_ind_tbl) }
+    }
+}
