@@ -415,7 +415,11 @@ fn lint(options: &Options, report: &mut Report) -> Result<()> {
                 .collect();
             let sources = files("")?.into_iter();
             let sources: Vec<PathBuf> = sources
-                .filter(|path| !path.extension().is_some_and(|end| end == "md" || end == "rst"))
+                .filter(|path| {
+                    !path
+                        .extension()
+                        .is_some_and(|end| end == "md" || end == "rst")
+                })
                 .collect();
             crate::documents::check(&documents, &sources)
         },
@@ -808,7 +812,12 @@ const BOOTS: usize = 5;
 /// The same where a failure takes nothing from the next test but time, of which there is plenty.
 const LONG_BOOTS: usize = 100;
 
-pub(crate) fn boot_group(group: &Group, wanted: &Options, run: &RunDir, attempt: usize) -> Result<Cluster> {
+pub(crate) fn boot_group(
+    group: &Group,
+    wanted: &Options,
+    run: &RunDir,
+    attempt: usize,
+) -> Result<Cluster> {
     let kernel = kernel::get(wanted.flavour(group.flavour))?;
     let mut options = (group.options)(ClusterOptions::pair("", kernel_modules(&kernel)?));
     options.label = format!("{}-{attempt}", group.name.replace(' ', "-"));
