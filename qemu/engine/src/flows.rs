@@ -31,7 +31,7 @@ fn words(fields: &FlowFields) -> Words {
     for (word, bytes) in words.iter_mut().zip(fields.as_bytes().chunks_exact(8)) {
         *word = bytes
             .iter()
-            .fold(0, |word, byte| word << 8 | u64::from(*byte));
+            .fold(0, |word, byte| (word << 8) | u64::from(*byte));
     }
     words
 }
@@ -64,7 +64,7 @@ fn look_at(headers: &Headers, frame: &[u8]) -> (u8, FlowFields) {
         copy(&mut fields.source, start + 8);
         copy(&mut fields.destination, start + 24);
         fields.protocol = byte(6);
-        fields.traffic_class = byte(0) << 4 | byte(1) >> 4;
+        fields.traffic_class = (byte(0) << 4) | (byte(1) >> 4);
         fields.hop_limit = byte(7);
         fields.flow_label = [0, byte(1) & 0xf, byte(2), byte(3)];
     } else {
@@ -76,7 +76,7 @@ fn look_at(headers: &Headers, frame: &[u8]) -> (u8, FlowFields) {
         fields.hop_limit = byte(8);
         // In the header they are the upper bits, in the other order.
         let flags = byte(6);
-        fields.fragment = (flags >> 6 & 1) << 1 | (flags >> 5 & 1) << 2;
+        fields.fragment = (((flags >> 6) & 1) << 1) | (((flags >> 5) & 1) << 2);
     }
     if let Some((protocol, ports)) = packet.transport {
         layers |= match protocol {
