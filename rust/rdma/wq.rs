@@ -255,11 +255,11 @@ pub struct RwqEntries<'a, D: WqOps> {
 impl<'a, D: WqOps> RwqEntries<'a, D> {
     /// Each of them.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &'a Wq<D>> + 'a {
-        // SAFETY: `create_wq` made the queues, whose objects the command holds. The table counts as their
-        // user until it is gone.
-        self.queues
-            .iter()
-            .map(|&wq| unsafe { Object::from_raw(wq) })
+        self.queues.iter().map(|&wq| {
+            // SAFETY: `create_wq` made the queues, whose objects the command holds. The table counts as their
+            // user until it is gone.
+            unsafe { Object::from_raw(wq) }
+        })
     }
 }
 

@@ -233,11 +233,6 @@ impl Match {
     }
 }
 
-type Ethernet = crate::bindings::ib_flow_eth_filter;
-type Ipv4 = crate::bindings::ib_flow_ipv4_filter;
-type Ipv6 = crate::bindings::ib_flow_ipv6_filter;
-type Ports = crate::bindings::ib_flow_tcp_udp_filter;
-
 fn fill(to: &mut [u8], mask: &[u8], value: &[u8]) {
     for (to, (mask, value)) in to.iter_mut().zip(mask.iter().zip(value)) {
         *to = mask & value;
@@ -254,7 +249,15 @@ fn widened(address: [u8; 4]) -> [u8; 16] {
 #[kunit_tests(ferrite_flow)]
 mod tests {
     use super::*;
-    use crate::rdma::Masked;
+    use crate::{
+        bindings::{
+            ib_flow_eth_filter as Ethernet,
+            ib_flow_ipv4_filter as Ipv4,
+            ib_flow_ipv6_filter as Ipv6,
+            ib_flow_tcp_udp_filter as Ports, //
+        },
+        rdma::Masked, //
+    };
 
     #[test]
     fn a_rule_has_the_bits_that_count_as_they_are_in_the_frame() -> Result {
