@@ -600,7 +600,8 @@ fn a_processor_is_one_of_the_map_and_of_who_is_bound_to_it() {
 fn a_driver_of_an_older_version_has_nothing_of_a_later_one_whatever_it_asks_for() {
     let of_1_2 = FEATURE_REGISTER_SEND | FEATURE_LISTS | FEATURE_PENDING_TAGS | FEATURE_TURNS;
     let of_1_3 = FEATURE_QP_COUNTERS | FEATURE_CONTEXTS;
-    for minor in [0, 1, 2, 3, 4, 5] {
+    let of_1_6 = FEATURE_RAW_PACKETS | FEATURE_RECEIVE_TABLES;
+    for minor in 0..=ABI_MINOR {
         let mut node = Node::power_on(1);
         node.boot_as(minor, FEATURES);
         let core = node.engine.core();
@@ -611,7 +612,8 @@ fn a_driver_of_an_older_version_has_nothing_of_a_later_one_whatever_it_asks_for(
         assert_eq!(core.features & of_1_3, if minor < 3 { 0 } else { of_1_3 });
         let of_1_4 = if minor < 4 { 0 } else { FEATURE_WINDOWS_ONLY };
         assert_eq!(core.features & FEATURE_WINDOWS_ONLY, of_1_4);
-        let others = !(later | of_1_2 | of_1_3 | FEATURE_WINDOWS_ONLY);
+        assert_eq!(core.features & of_1_6, if minor < 6 { 0 } else { of_1_6 });
+        let others = !(later | of_1_2 | of_1_3 | FEATURE_WINDOWS_ONLY | of_1_6);
         assert_eq!(core.features & others, FEATURES & others);
         let expected = if minor == 0 {
             CommandStatus::Unsupported
