@@ -253,7 +253,6 @@ mod tests {
         bindings::{
             ib_flow_eth_filter as Ethernet,
             ib_flow_ipv4_filter as Ipv4,
-            ib_flow_ipv6_filter as Ipv6,
             ib_flow_tcp_udp_filter as Ports, //
         },
         rdma::Masked, //
