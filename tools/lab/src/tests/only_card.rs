@@ -660,10 +660,10 @@ const PUBLISHED: [u8; 40] = [
 
 /// Toeplitz's hash: for each bit of the input that is set the 32 bits of the key from there on.
 fn hash(key: &[u8; 40], input: &[u8]) -> u32 {
-    let bit = |bytes: &[u8], at: usize| bytes[at / 8] >> (7 - at % 8) & 1;
+    let bit = |bytes: &[u8], at: usize| (bytes[at / 8] >> (7 - at % 8)) & 1;
     (0..input.len() * 8)
         .filter(|at| bit(input, *at) == 1)
-        .map(|at| (at..at + 32).fold(0, |word, at| word << 1 | u32::from(bit(key, at))))
+        .map(|at| (at..at + 32).fold(0, |word, at| (word << 1) | u32::from(bit(key, at))))
         .fold(0, |hash, word| hash ^ word)
 }
 
@@ -678,9 +678,12 @@ fn tuple(from: ([u8; 4], u16), to: ([u8; 4], u16)) -> Vec<u8> {
     .concat()
 }
 
+/// Of each flow, by its port: the bytes that it has carried, and the processors that have served it.
+type Flows = BTreeMap<u16, (u64, BTreeSet<usize>)>;
+
 /// The processors that have served each flow in a span that begins now, in which each flow has carried something.
 fn span(vm: &Vm, serving: &Running<'_>) -> Result<BTreeMap<u16, BTreeSet<usize>>> {
-    let told = || -> Result<(u64, BTreeMap<u16, (u64, BTreeSet<usize>)>)> {
+    let told = || -> Result<(u64, Flows)> {
         let text = vm.sh("cat /run/flows")?;
         let mut lines = text.lines();
         let span = lines.next().context("no span")?.parse()?;
