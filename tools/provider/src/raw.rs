@@ -404,7 +404,7 @@ mod tests {
             (tcp, Err(libc::EOPNOTSUPP)),
             (IBV_RX_HASH_SRC_IPV4, Err(libc::EOPNOTSUPP)),
             (v4 | IBV_RX_HASH_DST_PORT_TCP, Err(libc::EOPNOTSUPP)),
-            (v4 | 1 << 8, Err(libc::EOPNOTSUPP)),
+            (v4 | (1 << 8), Err(libc::EOPNOTSUPP)),
         ] {
             let found = hash_types(fields.into());
             assert_eq!(found, types.map(u32::from), "{fields:#x}");
