@@ -141,7 +141,7 @@ fn ipv4(last: u8, protocol: u8, ports: [u16; 2], data: &[u8]) -> Vec<u8> {
     let sum = |bytes: &[u8], start: u32| {
         let words = bytes.chunks(2);
         let words =
-            words.map(|word| u32::from(word[0]) << 8 | u32::from(*word.get(1).unwrap_or(&0)));
+            words.map(|word| (u32::from(word[0]) << 8) | u32::from(*word.get(1).unwrap_or(&0)));
         let sum: u32 = start + words.sum::<u32>();
         let sum = (sum & 0xffff) + (sum >> 16);
         !(((sum & 0xffff) + (sum >> 16)) as u16)

@@ -99,7 +99,7 @@ fn joins_agree_or_are_refused() {
         (Join { key: 0, ..host }, Violation::BadKey),
         (
             Join {
-                key: host.key ^ 1 << 63,
+                key: host.key ^ (1 << 63),
                 ..host
             },
             Violation::BadKey,
