@@ -151,11 +151,9 @@ unsafe extern "C" fn post_destroy_cq<D: CqOps>(cq: *mut bindings::ib_cq) {
 /// kernel user that has a handler of its own.
 unsafe extern "C" fn destroy_cq<D: CqOps>(
     cq: *mut bindings::ib_cq,
-    udata: *mut bindings::ib_udata,
+    _udata: *mut bindings::ib_udata,
 ) -> c_int {
     from_result(|| {
-        // SAFETY: `udata` is null or that of the uverbs command, which waits for this.
-        unsafe { expect_none::<D>(udata)? };
         // SAFETY: `ib_destroy_cq_user` ends only a queue whose `usecnt` is zero.
         unsafe { silence_cq::<D>(cq)? };
         // SAFETY: `create_cq` or `create_user_cq` made it, and `ib_destroy_cq_user` frees it next.

@@ -4,7 +4,6 @@
 
 use super::ops::op_if;
 use super::restrack::{fill_counts, fill_entry};
-use super::udata::expect_none;
 use super::{
     kind, Advice, AdvisedRange, Counts, Details, New, Object, ObjectRef, Ops, Pd, PdOps, Udata,
 };
@@ -284,11 +283,9 @@ unsafe extern "C" fn rereg_user_mr<D: MrOps>(
 /// To be called by the core through the table of a `Device<D>`.
 unsafe extern "C" fn dereg_mr<D: MrOps>(
     mr: *mut bindings::ib_mr,
-    udata: *mut bindings::ib_udata,
+    _udata: *mut bindings::ib_udata,
 ) -> c_int {
     from_result(|| {
-        // SAFETY: `udata` is null or that of the uverbs command, which waits for this.
-        unsafe { expect_none::<D>(udata)? };
         // SAFETY: Who ends a region holds its object for writing, or is its only owner in the kernel: it
         // is not moved to another domain meanwhile. Its domain, which `alloc_pd` made, is there until
         // this has succeeded: it counts the region as its user, or the region is its own one

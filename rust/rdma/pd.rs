@@ -2,7 +2,6 @@
 
 //! Protection domains.
 
-use super::udata::expect_none;
 use super::{kind, Device, Driver, New, Object, ObjectRef, Ops, Udata};
 use crate::bindings;
 use kernel::error::from_result;
@@ -62,11 +61,9 @@ unsafe extern "C" fn alloc_pd<D: PdOps>(
 /// To be called by the core through the table of a `Device<D>`.
 unsafe extern "C" fn dealloc_pd<D: PdOps>(
     pd: *mut bindings::ib_pd,
-    udata: *mut bindings::ib_udata,
+    _udata: *mut bindings::ib_udata,
 ) -> c_int {
     from_result(|| {
-        // SAFETY: `udata` is null or that of the uverbs command, which waits for this.
-        unsafe { expect_none::<D>(udata)? };
         // SAFETY: `alloc_pd` made the domain. Nothing is in it any more: `uverbs_free_pd` looks (`usecnt`),
         // and a user inside the kernel has to have ended what it made. `ib_dealloc_pd_user` frees the domain
         // where this succeeds; else it is as before.

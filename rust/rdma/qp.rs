@@ -4,7 +4,6 @@
 
 use super::ops::op_if;
 use super::restrack::fill_entry;
-use super::udata::expect_none;
 use super::{
     kind, Access, AhAttr, Cq, CqOps, Details, Device, Driver, Gid, Mtu, New, Object, ObjectRef,
     Ops, Path, Pd, PdOps, RecvList, SendList, Srq, SrqOps, Udata, XrcOps, Xrcd,
@@ -171,11 +170,9 @@ unsafe extern "C" fn query_qp<D: QpOps>(
 /// To be called by the core through the table of a `Device<D>`.
 unsafe extern "C" fn destroy_qp<D: QpOps>(
     qp: *mut bindings::ib_qp,
-    udata: *mut bindings::ib_udata,
+    _udata: *mut bindings::ib_udata,
 ) -> c_int {
     from_result(|| {
-        // SAFETY: `udata` is null or that of the uverbs command, which waits for this.
-        unsafe { expect_none::<D>(udata)? };
         // SAFETY: `create_qp` made the queue pair. `ib_destroy_qp_user` is called when nobody uses it any
         // more (`usecnt`), and frees it where this succeeds; else it is as before.
         unsafe { Qp::destroy(qp, D::destroy_qp) }?;

@@ -196,11 +196,9 @@ unsafe extern "C" fn query_srq<D: SrqOps>(
 /// To be called by the core through the table of a `Device<D>`.
 unsafe extern "C" fn destroy_srq<D: SrqOps>(
     srq: *mut bindings::ib_srq,
-    udata: *mut bindings::ib_udata,
+    _udata: *mut bindings::ib_udata,
 ) -> c_int {
     from_result(|| {
-        // SAFETY: `udata` is null or that of the uverbs command, which waits for this.
-        unsafe { expect_none::<D>(udata)? };
         // SAFETY: `create_srq` made the queue. `ib_destroy_srq_user` calls this only for one whose `usecnt` is
         // zero, and frees it where this succeeds; else it is as before.
         unsafe { Srq::destroy(srq, D::destroy_srq) }?;

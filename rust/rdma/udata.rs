@@ -103,6 +103,9 @@ impl<'a, D: Driver> Udata<'a, D> {
 
 /// Checks that a command without driver data has none, and zeroes its response.
 ///
+/// Not for what ends an object: it may be ended because the command that made it failed afterwards, and has the data of
+/// that one then, whose memory may be gone. Where that fails the core warns (`rdma_alloc_abort_uobject`) and the object stays.
+///
 /// # Safety
 ///
 /// As for [`Udata::from_raw`].

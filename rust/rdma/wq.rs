@@ -158,11 +158,9 @@ unsafe extern "C" fn modify_wq<D: WqOps>(
 /// To be called by the core through the table of a `Device<D>`.
 unsafe extern "C" fn destroy_wq<D: WqOps>(
     wq: *mut bindings::ib_wq,
-    udata: *mut bindings::ib_udata,
+    _udata: *mut bindings::ib_udata,
 ) -> c_int {
     from_result(|| {
-        // SAFETY: `udata` is null or that of the uverbs command, which waits for this.
-        unsafe { expect_none::<D>(udata)? };
         // SAFETY: `create_wq` made the queue. `ib_destroy_wq_user` calls this only for one whose `usecnt` is
         // zero, and does not touch it any more where this succeeds; else it is as before.
         unsafe { Wq::destroy(wq, D::destroy_wq) }?;

@@ -2,7 +2,6 @@
 
 //! Extended reliable connections (XRC): their domains, and shared receive queues for them.
 
-use super::udata::expect_none;
 use super::{
     kind, srq, Cq, Device, New, Object, ObjectRef, Ops, Pd, QpOps, Srq, SrqAttr, SrqOps, Udata,
 };
@@ -112,11 +111,9 @@ unsafe extern "C" fn alloc_xrcd<D: XrcOps>(
 /// To be called by the core through the table of a `Device<D>`.
 unsafe extern "C" fn dealloc_xrcd<D: XrcOps>(
     xrcd: *mut bindings::ib_xrcd,
-    udata: *mut bindings::ib_udata,
+    _udata: *mut bindings::ib_udata,
 ) -> c_int {
     from_result(|| {
-        // SAFETY: `udata` is null or that of the uverbs command, which waits for this.
-        unsafe { expect_none::<D>(udata)? };
         // SAFETY: `alloc_xrcd` made the domain. `ib_dealloc_xrcd_user` calls this only for one whose `usecnt`
         // is zero, and frees it where this succeeds; else it is as before.
         unsafe { Xrcd::destroy(xrcd, D::dealloc_xrcd) }?;
