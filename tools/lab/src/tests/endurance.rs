@@ -12,19 +12,17 @@ use crate::skips::{self, Checks, Skips};
 use crate::vm::Vm;
 
 /// On the kernel with the checkers, a moment each.
-pub const TESTS: &[VmTest] = &[
+pub const TESTS: &[VmTest] = &[VmTest::new(
+    "processes killed with queue pairs and regions leave nothing behind",
+    |cluster| killed(cluster, 4, 50),
+)];
+
+/// The same at length.
+pub const LONG: &[VmTest] = &[
     VmTest::new(
         "uverbs requests of an ordinary user by seed, right, almost right and any",
         |cluster| requests(cluster, if cluster.thorough() { 100_000 } else { 5_000 }),
     ),
-    VmTest::new(
-        "processes killed with queue pairs and regions leave nothing behind",
-        |cluster| killed(cluster, 4, 50),
-    ),
-];
-
-/// The same at length.
-pub const LONG: &[VmTest] = &[
     VmTest::new("a million uverbs requests of an ordinary user", |cluster| {
         requests(cluster, 1_000_000)
     }),
