@@ -15,7 +15,7 @@ use super::objects::{each_on_its_own, errno, Rig, LENGTH, PATIENCE};
 use crate::expect;
 use crate::report::{Check, Report};
 use crate::sys::*;
-use crate::verbs::{Buffer, BufferKind, Errno, Options};
+use crate::verbs::{Buffer, BufferKind, Change, Errno, Options};
 
 pub fn run(options: &Options, report: &mut Report) {
     each_on_its_own(
@@ -462,6 +462,17 @@ fn unanswerable(rig: &Rig) -> Check {
     const NOWHERE: Answer = (4096, 10);
     ends(rig, "a queue pair", libc::EFAULT, || {
         create_qp(rig, made, request.as_bytes(), NOWHERE)
+    })?;
+    // The driver's part has a place, what the core says before it has none: the queue pair is there by then.
+    const PAGE: usize = 4096;
+    const CORE: u64 = 32;
+    let pages = Buffer::new(2 * PAGE, BufferKind::Plain).map_err(|errno| errno.to_string())?;
+    pages
+        .change(Change::Unmap, 0, PAGE)
+        .map_err(|errno| errno.to_string())?;
+    let half = (pages.address() + PAGE as u64 - CORE, NOWHERE.1);
+    ends(rig, "a queue pair that is there", libc::EFAULT, || {
+        create_qp(rig, made, request.as_bytes(), half)
     })?;
     still_good(rig)
 }
