@@ -318,7 +318,7 @@ pub fn groups() -> Vec<Group> {
                 only_card: true,
                 ..o
             },
-            long: false,
+            long: true,
             tests: &[
                 ("one card", only_card::SHORT_TESTS),
                 ("one card", only_card::PROCESSORS),
