@@ -331,7 +331,8 @@ impl Core {
     /// Takes some frames from each of the rings that are `wanted`: of all that
     /// have been written by now with `look`, without it of what had been the
     /// last time. `to_vm` gets those for the VM's own interface and tells
-    /// whether they were taken.
+    /// whether they were taken. Where frames are much work the turn is over
+    /// before all rings had theirs; the next begins with those.
     fn read_rings(
         &mut self,
         look: bool,
@@ -346,13 +347,22 @@ impl Core {
         let mut over = Vec::new();
         // One turn of the engine for all frames.
         self.engine.begin_turn(&mut self.host);
+        let end = self.engine.work().wrapping_add(WORK_PER_TURN);
+        let mut left_out = None;
         for ring in inbound.open().filter(|ring| wanted(ring)) {
-            let read = self.read_ring(ring, look, now, to_vm);
+            if self.is_over(end) {
+                left_out = Some(ring.id());
+                break;
+            }
+            let read = self.read_ring(ring, look, now, end, to_vm);
             if let Some(answer) = ring.answer(read) {
                 over.push((ring.id(), answer));
             }
         }
         self.engine.end_turn(&mut self.host);
+        if let Some(id) = left_out {
+            inbound.begin_with(id);
+        }
         self.inbound = inbound;
         for (id, answer) in over {
             if answer == Message::Released(id) {
@@ -364,11 +374,17 @@ impl Core {
         }
     }
 
+    /// Whether the engine has done the work of a turn that ends there.
+    fn is_over(&self, end: u64) -> bool {
+        end.wrapping_sub(self.engine.work()) as i64 <= 0
+    }
+
     fn read_ring(
         &mut self,
         inbound: &mut Inbound,
         look: bool,
         now: u64,
+        end: u64,
         to_vm: &mut dyn FnMut(&[u8]) -> bool,
     ) -> Result<(), Broken> {
         if look && !inbound.is_last() {
@@ -378,9 +394,8 @@ impl Core {
         // The engine gets a copy that nobody else can change.
         let mut buffer = std::mem::take(&mut self.frame);
         let mut result = Ok(());
-        let work = self.engine.work();
         for _ in 0..FRAMES_PER_TURN {
-            if self.engine.work().wrapping_sub(work) >= WORK_PER_TURN {
+            if self.is_over(end) {
                 break;
             }
             match inbound.ring.next(&mut buffer) {
@@ -1099,6 +1114,7 @@ mod tests {
     use ferrite_engine::testing::{Node, MEMORY_BASE, MEMORY_SIZE};
     use ferrite_fabric::shortcut::MAX_SHORTCUTS;
     use ferrite_fabric::{ring, wake};
+    use std::collections::BTreeSet;
     use std::io::{Read, Write};
 
     fn listener(name: &str) -> (UnixListener, std::path::PathBuf) {
@@ -1384,26 +1400,36 @@ mod tests {
     #[test]
     fn others_have_the_lock_between_frames_that_are_much_work() {
         let mut wired = Wired::new();
-        let mut producer = wired.ring(1, 0);
-        let frame = crowd(&wired.device);
-        for _ in 0..FRAMES_PER_TURN {
-            assert!(producer.push(&frame).unwrap());
+        let mut frame = crowd(&wired.device);
+        // By rings: all of them have one turn.
+        const RINGS: u8 = 16;
+        let mut producers = Vec::new();
+        for id in 1..=RINGS {
+            let mut producer = wired.ring(id, 0);
+            frame[6..12].copy_from_slice(&neighbour(id).0);
+            for _ in 0..FRAMES_PER_TURN {
+                assert!(producer.push(&frame).unwrap());
+            }
+            producer.must_wake();
+            producers.push(producer);
         }
-        producer.must_wake();
-        let start = wired.device.lock().engine.work();
-        // By a ring.
-        wired
-            .device
-            .lock()
-            .read_rings(true, |_| true, &mut |_| true);
-        let work = wired.device.lock().engine.work() - start;
-        assert!(work > 0 && work < WORK_PER_TURN + MEMBERS, "{work} copies");
-        while !wired.device.lock().inbound.is_drained(1u8.into()) {
-            wired
-                .device
-                .lock()
-                .read_rings(false, |_| true, &mut |_| true);
+        frame[6..12].copy_from_slice(&neighbour(1).0);
+        let mut first = BTreeSet::new();
+        let all = u64::from(RINGS) * FRAMES_PER_TURN as u64 * MEMBERS;
+        let begin = wired.device.lock().engine.work();
+        loop {
+            let mut core = wired.device.lock();
+            let work = core.engine.work();
+            core.read_rings(true, |_| true, &mut |_| true);
+            let done = core.engine.work() - work;
+            assert!(done < WORK_PER_TURN + MEMBERS, "{done} copies in a turn");
+            if done == 0 {
+                break;
+            }
+            first.extend(core.inbound.open().next().map(|ring| ring.id()));
         }
+        assert_eq!(first.len(), RINGS.into(), "not each of them was the first");
+        assert_eq!(wired.device.lock().engine.work() - begin, all);
         // By the switch.
         const FRAMES: u64 = 3000;
         let mut writer = Writer::new(1 << 20);

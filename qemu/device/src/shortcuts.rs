@@ -301,6 +301,12 @@ impl Inbounds {
         self.list.iter_mut().filter(|inbound| inbound.open)
     }
 
+    /// This one is the first to be read from now on, then those behind it.
+    pub fn begin_with(&mut self, id: ShortcutId) {
+        let place = self.list.iter().position(|inbound| inbound.id == id);
+        self.list.rotate_left(place.unwrap_or(0));
+    }
+
     /// Whether some are to be read to their end and closed.
     pub fn is_closing(&self) -> bool {
         self.list.iter().any(Inbound::is_last)

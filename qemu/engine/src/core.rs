@@ -990,18 +990,33 @@ impl Core {
         counters.tx_packets += 1;
         counters.tx_bytes += frame.len() as u64;
         if frame.get(..6) == Some(&self.config.mac[..]) {
-            let cost = 1 + self.copies(frame) / COPIES_PER_FRAME;
+            let takers = self.flows.takers(frame).len();
+            let cost = self.cost_of_coming_back(frame, takers);
             self.loopback.push(frame, cost, Medium::Memory);
             return;
         }
         if frame.first().is_some_and(|byte| byte & 1 != 0) && !self.groups.is_empty() {
             // Members of the group on this side get a copy.
-            let cost = 1 + self.copies(frame) / COPIES_PER_FRAME;
+            let takers = self.flows.takers(frame).len();
+            let cost = self.cost_of_coming_back(frame, takers);
             self.loopback.push(frame, cost, Medium::Memory);
         }
         if self.link_up {
             host.transmit(frame);
         }
+    }
+
+    /// What a frame costs that comes back, in packets: its copies are for the members of a group, or else
+    /// for so many that rules name.
+    pub(crate) fn cost_of_coming_back(&self, frame: &[u8], takers: usize) -> usize {
+        1 + self.copies(frame).max(takers) / COPIES_PER_FRAME
+    }
+
+    /// Whether a frame is from another address than this device's.
+    pub(crate) fn is_foreign(&self, frame: &[u8]) -> bool {
+        frame.get(6..12) != Some(&self.config.mac[..])
+            || Frame::parse(frame)
+                .is_some_and(|frame| !self.gids.contains(&frame.source, frame.vlan_id()))
     }
 
     /// How many members of a group on this side a frame is for. What address of Ethernet it has does not

@@ -139,11 +139,6 @@ impl Flows {
         self.flows.is_empty()
     }
 
-    /// Whether a rule is for a frame.
-    pub(crate) fn takes(&self, frame: &[u8]) -> bool {
-        !self.is_empty() && self.find(&Headers::parse(frame), frame).is_some()
-    }
-
     fn find(&self, headers: &Headers, frame: &[u8]) -> Option<usize> {
         let (layers, fields) = look_at(headers, frame);
         let fields = words(&fields);
@@ -154,6 +149,9 @@ impl Flows {
     /// The queue pairs that get a frame: by the first rule that is for it, and by all that are the
     /// same but for who gets it.
     pub(crate) fn takers(&self, frame: &[u8]) -> Vec<u32> {
+        if self.is_empty() {
+            return Vec::new();
+        }
         let headers = Headers::parse(frame);
         let Some(first) = self.find(&headers, frame) else {
             return Vec::new();

@@ -749,11 +749,8 @@ impl Engine {
     fn take_frame(&mut self, frame: &[u8], medium: Medium, host: &mut dyn Host) -> Disposition {
         let (core, qps) = (&mut self.core, &mut self.qps);
         let mut disposition = transport::receive_frame(core, qps, frame, medium, host);
-        if disposition == Disposition::PassToHost && !core.flows.is_empty() {
-            let frame = as_on_wire(frame, medium);
-            if transport::receive_raw(core, qps, &frame, host) {
-                disposition = Disposition::Consumed;
-            }
+        if disposition == Disposition::PassToHost {
+            disposition = self.take_by_rules(frame, medium, host);
         }
         if std::mem::take(&mut self.core.paging.request_waits) && self.has_commands() {
             // What a doorbell would do if it had come: mostly nobody waits then. But what was posted
@@ -764,6 +761,18 @@ impl Engine {
             }
         }
         disposition
+    }
+
+    /// Gives a frame to those that rules name.
+    fn take_by_rules(&mut self, frame: &[u8], medium: Medium, host: &mut dyn Host) -> Disposition {
+        let (core, qps) = (&mut self.core, &mut self.qps);
+        let taken = !core.flows.is_empty()
+            && transport::receive_raw(core, qps, &as_on_wire(frame, medium), host);
+        if taken {
+            Disposition::Consumed
+        } else {
+            Disposition::PassToHost
+        }
     }
 
     /// Does what is due: timers, frames to itself, and a burst for each queue pair that has
@@ -939,10 +948,20 @@ impl Engine {
                 break;
             };
             let work = self.core.work;
-            let disposition = self.take_frame(&frame, medium, host);
-            let is_raw =
-                medium == Medium::Wire && frame.get(..6) == Some(&self.core.config.mac[..]);
-            if disposition == Disposition::PassToHost && is_raw && self.core.has_interface() {
+            let is_raw = medium == Medium::Wire;
+            // The wire may bring a packet of anybody. What came from here was not sent by who it says, and
+            // a program that sends raw packets is no peer of another's queue pair.
+            let disposition = if is_raw && self.core.is_foreign(&frame) {
+                self.take_by_rules(&frame, medium, host)
+            } else {
+                self.take_frame(&frame, medium, host)
+            };
+            let is_own = frame.starts_with(&self.core.config.mac);
+            if disposition == Disposition::PassToHost
+                && is_raw
+                && is_own
+                && self.core.has_interface()
+            {
                 self.core.receive_ordinary(&frame, host);
             }
             budget = budget.saturating_sub(1 + self.cost_since(work));
@@ -1139,6 +1158,50 @@ mod tests {
         let gid = gid::gid_of_ipv4(CROWD);
         let members = node.engine.core.groups.members(&gid);
         assert_eq!(members.len() as u64, MEMBERS - 1);
+    }
+
+    #[test]
+    fn copies_that_rules_make_of_raw_packets_take_room() {
+        const TAKERS: u32 = 64;
+        const QPN: u32 = 2;
+        let mut node = Node::new(1);
+        let options = QpOptions {
+            service: Service::Raw,
+            ..QpOptions::default()
+        };
+        node.create_qp(options);
+        let template = node.qp_template(options);
+        for taker in 0..TAKERS {
+            let qpn = QPN + 1 + taker;
+            node.execute(&CreateQueuePair { qpn, ..template });
+            node.execute(&CreateFlow {
+                flow: taker,
+                target: qpn,
+                ..CreateFlow::zeroed()
+            });
+        }
+        for state in [
+            QueuePairStateCode::Init,
+            QueuePairStateCode::Rtr,
+            QueuePairStateCode::Rts,
+        ] {
+            assert_eq!(node.set_state(QPN, state), CommandStatus::Ok);
+        }
+        let region = node.register(Tag::new(5, 1).0, 1, ACCESS_LOCAL_WRITE, 4096);
+        node.fill(&region, 0, &[1, 0, 0x5e, 0, 0, 9]);
+        let work = SendWork::new(SendOpcode::Send, &[region.sge(0, 64)]);
+        let bytes = |room: Room| match room {
+            Room::Bytes(bytes) => bytes,
+            Room::Stuck => 0,
+        };
+        let all = bytes(node.engine.core.loopback.room());
+        for sent in 1..=8 {
+            node.post_send(QPN, &work);
+            node.engine.serve(QPN, None, &mut node.host);
+            assert_eq!(node.engine.core.loopback.len(), sent);
+            let taken = all - bytes(node.engine.core.loopback.room());
+            assert_eq!(taken, sent * (1 + TAKERS as usize / 4) * (all / 1024));
+        }
     }
 
     #[test]

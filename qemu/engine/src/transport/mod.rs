@@ -420,7 +420,7 @@ pub(crate) fn deliver_parked(
                 Ok(()) => {}
                 Err(Left::Dropped) => core.counters.rx_dropped += 1,
                 Err(Left::Waits(_)) => {
-                    core.paging.park_again(qp.number, parked);
+                    core.counters.rx_dropped += core.paging.park_again(qp.number, parked);
                     return done + 1;
                 }
             }

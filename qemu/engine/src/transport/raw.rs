@@ -6,7 +6,7 @@
 use super::requester::Failure;
 use super::unreliable::{gathered, receive_into, scatter, Sent};
 use super::{count_received, keep, waits_in_line, Left};
-use crate::core::{Core, ReceiveCompletion, Waited};
+use crate::core::{Core, ReceiveCompletion, Waited, MAX_LOG_MTU};
 use crate::memory::{Host, Room, Way};
 use crate::network::headers::{Headers, ADDRESSES, ETHERNET, TAG};
 use crate::paging::Place;
@@ -63,10 +63,18 @@ fn transmit(
     let is_own = frame.starts_with(&core.config.mac);
     let is_group = frame.first().is_some_and(|byte| byte & 1 != 0);
     // What the device sends to itself does not come to the wire; a group is on both sides.
-    let comes_back = is_own || is_group && core.flows.takes(frame);
+    let takers = if is_own || is_group {
+        core.flows.takers(frame).len()
+    } else {
+        0
+    };
+    let comes_back = is_own || takers > 0;
+    // Where nobody waits there is room for a packet of any length that a queue pair of another service
+    // sends: who asked for more would not be told of less, and ask for ever.
+    let most = frame.len().min(1 << MAX_LOG_MTU);
     for (way, goes) in [(Way::Loopback, comes_back), (Way::Wire, !is_own)] {
         if goes
-            && core.allowance(way, frame.len(), 1, turn, host).data == 0
+            && core.allowance(way, most, 1, turn, host).data == 0
             && core.room_on(way, host) != Room::Stuck
         {
             return Ok(Sent::Later(way));
@@ -77,7 +85,8 @@ fn transmit(
     qp.counters.tx_packets += 1;
     qp.counters.tx_bytes += frame.len() as u64;
     if comes_back {
-        core.loopback.push(frame, 1, Medium::Wire);
+        let cost = core.cost_of_coming_back(frame, takers);
+        core.loopback.push(frame, cost, Medium::Wire);
     }
     if !is_own && core.link_up {
         host.transmit_ordinary(frame);

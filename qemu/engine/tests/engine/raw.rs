@@ -3,10 +3,12 @@
 //! Raw packets: frames that queue pairs send, rules of flows, and tables that spread frames over work
 //! queues.
 
+use crate::attack::seal;
 use crate::wire::{ALL, PD};
 use ferrite_abi::*;
+use ferrite_engine::core::{ANSWER_RESERVE, MAX_LOG_MTU};
 use ferrite_engine::testing::{Node, QpOptions, Region, SendWork};
-use ferrite_engine::{Disposition, Personality};
+use ferrite_engine::{Disposition, Personality, Room, Way};
 
 /// Sends.
 const A: u32 = 2;
@@ -805,6 +807,70 @@ fn packets_of_queue_pairs_come_before_rules_and_frames_of_the_interface_after() 
     let counters = raw.node.engine.interface_counters();
     assert_eq!(counters.rx_filtered, filtered + 2);
     assert!(raw.node.host.sent.is_empty());
+}
+
+#[test]
+fn the_longest_frame_leaves_where_there_is_room_for_a_packet_of_any_length() {
+    let mut raw = Raw::new();
+    let to = [2, 0xfe, 0, 0, 0, 9];
+    let room = Room::Bytes(ANSWER_RESERVE + (1 << MAX_LOG_MTU) + 1024);
+    raw.node.host.ways.insert(to, (Way::Wire, room));
+    let mut longest = frame(to, 0x88b5, &[]);
+    longest.resize(14 + usize::from(RAW_MAX_MTU), 1);
+    raw.send(&longest);
+    assert_eq!(raw.node.host.sent.pop_front(), Some(longest));
+    let (sends, _) = raw.completions();
+    assert_eq!(sends.len(), 1);
+}
+
+#[test]
+fn queue_pairs_take_no_raw_packet_that_is_written_as_somebody_elses() {
+    const QPN: u32 = 20;
+    let mut raw = Raw::new();
+    raw.node.create_qp(QpOptions {
+        qpn: QPN,
+        pd: PD,
+        service: Service::Ud,
+        ..QpOptions::default()
+    });
+    raw.node.start_datagrams(QPN, 1);
+    let into = raw.node.register(Tag::new(6, 1).0, PD, ALL, 8192);
+    for _ in 0..2 {
+        raw.node.post_recv(QPN, &[into.sge(0, 4096)]);
+    }
+    let mut peer = Node::new(2);
+    peer.create_qp(QpOptions {
+        qpn: QPN,
+        service: Service::Ud,
+        ..QpOptions::default()
+    });
+    peer.start_datagrams(QPN, 1);
+    let hello = SendWork::new(SendOpcode::Send, &[]).inline(b"hello");
+    peer.post_send(QPN, &hello.datagram(&raw.node.as_peer(QPN).datagram(1)));
+    peer.settle();
+    let of_peer = peer.host.sent.pop_front().expect("a datagram");
+    raw.node.receive(&of_peer);
+    assert_eq!(raw.received(), [QPN]);
+    // Its address alone makes nobody its neighbour.
+    let mut of_neighbour = of_peer.clone();
+    of_neighbour[6..12].copy_from_slice(&raw.node.mac);
+    for forged in [&of_peer, &of_neighbour] {
+        raw.send(forged);
+        assert_eq!(raw.received(), []);
+    }
+    assert_eq!(raw.flow(0, B, FlowFields::zeroed()), CommandStatus::Ok);
+    for forged in [&of_peer, &of_neighbour] {
+        raw.post(B);
+        raw.send(forged);
+        assert_eq!(raw.received(), [B]);
+    }
+    assert!(raw.node.host.sent.is_empty());
+    // As itself a program may write what it likes.
+    let mut own = of_neighbour;
+    own[26..30].copy_from_slice(&of_peer[30..34]);
+    seal(&mut own);
+    raw.send(&own);
+    assert_eq!(raw.received(), [QPN]);
 }
 
 #[test]
