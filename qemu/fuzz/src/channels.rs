@@ -12,7 +12,7 @@ use ferrite_engine::{HostMemory, Personality, ETHERNET_FEATURES, FEATURES};
 /// Steps of one input.
 const STEPS: usize = 64;
 /// Frames of one poll beyond which the device works without end.
-const MOST_FRAMES: usize = 20_000;
+pub(crate) const MOST_FRAMES: usize = 20_000;
 const CHANNELS: u16 = 2;
 const LOG_BLOCKS: u8 = 5;
 const LOG_ENTRIES: u8 = 4;
@@ -24,9 +24,44 @@ const DATA: u64 = 0x2_0000;
 /// Addresses from here on are nowhere.
 const NOWHERE: u64 = 1 << 60;
 /// Header and two tags, the second of which is inserted.
-const MOST_HEADER: usize = 22;
+pub(crate) const MOST_HEADER: usize = 22;
 const PEER: [u8; 6] = [2, 0xfe, 0, 0, 0, 9];
 const GUARD: u8 = 0xa5;
+
+/// A frame, to a device with this address or to others, that is right but for what the input makes of it.
+pub(crate) fn frame(input: &mut Input<'_>, own: [u8; 6]) -> Vec<u8> {
+    let kind = input.u8();
+    let to = [own, [0xff; 6], [1, 0, 0x5e, 0, 0, 1], PEER][usize::from(kind & 3)];
+    let mut frame = [&to[..], &PEER].concat();
+    if kind & 4 != 0 {
+        frame.extend([0x81, 0, 0x20, kind]);
+    }
+    let data = input.number() as usize % 9100;
+    let protocol = [6, 17, 1, 44][usize::from(kind >> 6)];
+    if kind & 8 == 0 {
+        frame.extend([8, 0, 0x45, 0]);
+        frame.extend((data as u16).wrapping_add(40).to_be_bytes());
+        frame.extend([0, 1, kind & 0x20, 0, 64, protocol, 0, 0]);
+        frame.extend([10, 0, 0, 9, 10, 0, 0, 1]);
+    } else {
+        frame.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
+        frame.extend((data as u16).wrapping_add(20).to_be_bytes());
+        frame.extend([protocol, 64]);
+        frame.extend([0x20; 32]);
+    }
+    frame.extend([
+        0x27, 0x10, 0, 80, 0, 0, 0, 1, 0, 0, 0, 1, 0x50, 0x18, 0, 64, 0, 0, 0, 0,
+    ]);
+    frame.resize(frame.len() + data, kind);
+    for _ in 0..input.u8() % 4 {
+        let at = usize::from(input.u8()) % frame.len();
+        frame[at] = input.u8();
+    }
+    if kind & 16 != 0 {
+        frame.truncate(input.u8().into());
+    }
+    frame
+}
 
 struct Machine {
     node: Node,
@@ -206,41 +241,6 @@ impl Machine {
         }
     }
 
-    /// A frame that is right but for what the input makes of it.
-    fn frame(&self, input: &mut Input<'_>) -> Vec<u8> {
-        let kind = input.u8();
-        let to = [self.node.mac, [0xff; 6], [1, 0, 0x5e, 0, 0, 1], PEER][usize::from(kind & 3)];
-        let mut frame = [&to[..], &PEER].concat();
-        if kind & 4 != 0 {
-            frame.extend([0x81, 0, 0x20, kind]);
-        }
-        let data = input.number() as usize % 9100;
-        let protocol = [6, 17, 1, 44][usize::from(kind >> 6)];
-        if kind & 8 == 0 {
-            frame.extend([8, 0, 0x45, 0]);
-            frame.extend((data as u16).wrapping_add(40).to_be_bytes());
-            frame.extend([0, 1, kind & 0x20, 0, 64, protocol, 0, 0]);
-            frame.extend([10, 0, 0, 9, 10, 0, 0, 1]);
-        } else {
-            frame.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
-            frame.extend((data as u16).wrapping_add(20).to_be_bytes());
-            frame.extend([protocol, 64]);
-            frame.extend([0x20; 32]);
-        }
-        frame.extend([
-            0x27, 0x10, 0, 80, 0, 0, 0, 1, 0, 0, 0, 1, 0x50, 0x18, 0, 64, 0, 0, 0, 0,
-        ]);
-        frame.resize(frame.len() + data, kind);
-        for _ in 0..input.u8() % 4 {
-            let at = usize::from(input.u8()) % frame.len();
-            frame[at] = input.u8();
-        }
-        if kind & 16 != 0 {
-            frame.truncate(input.u8().into());
-        }
-        frame
-    }
-
     fn step(&mut self, input: &mut Input<'_>) {
         match input.u8() % 12 {
             0 | 1 => {
@@ -300,7 +300,7 @@ impl Machine {
                 self.node.doorbell(page, DOORBELL_CHANNEL, number);
             }
             8 | 9 => {
-                let frame = self.frame(input);
+                let frame = frame(input, self.node.mac);
                 self.node.receive(&frame);
             }
             10 => self.command(input),

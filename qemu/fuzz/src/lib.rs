@@ -20,6 +20,7 @@ mod guest;
 mod input;
 mod lists;
 mod machine;
+mod raw;
 mod requests;
 mod secret;
 mod shortcuts;
@@ -31,13 +32,14 @@ pub use input::Input;
 pub type Target = fn(&[u8]);
 
 /// All targets.
-pub const TARGETS: [(&str, Target); 9] = [
+pub const TARGETS: [(&str, Target); 10] = [
     ("registers", guest::registers),
     ("commands", guest::commands),
     ("requests", requests::requests),
     ("lists", lists::lists),
     ("frames", frames::frames),
     ("channels", channels::channels),
+    ("raw", raw::raw),
     ("vfio", vfio::vfio),
     ("shortcuts", shortcuts::shortcuts),
     ("control", control::control),

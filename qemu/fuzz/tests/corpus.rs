@@ -98,6 +98,11 @@ fn channels_of_any_kind_leave_the_device_standing() {
 }
 
 #[test]
+fn raw_packets_and_rules_of_any_kind_reach_what_they_are_for() {
+    try_target("raw");
+}
+
+#[test]
 fn vfio_user_messages_reach_nothing_that_is_not_mapped() {
     try_target("vfio");
 }
