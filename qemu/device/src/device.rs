@@ -1428,7 +1428,11 @@ mod tests {
             }
             first.extend(core.inbound.open().next().map(|ring| ring.id()));
         }
-        assert_eq!(first.len(), RINGS.into(), "not each of them was the first");
+        assert_eq!(
+            first.len(),
+            usize::from(RINGS),
+            "not each of them was the first"
+        );
         assert_eq!(wired.device.lock().engine.work() - begin, all);
         // By the switch.
         const FRAMES: u64 = 3000;
