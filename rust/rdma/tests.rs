@@ -306,6 +306,7 @@ unsafe extern "C" fn count_call(_cq: *mut bindings::ib_cq, _context: *mut c_void
 
 #[kunit_tests(rust_rdma)]
 mod suite {
+    use super::wq::named_cq;
     use super::*;
     use crate::kernel_ext::spinlock::{new_irq_spinlock, IrqSpinLock};
     use crate::kernel_ext::table::{new_irq_xarray, IrqXArray};
@@ -461,6 +462,18 @@ mod suite {
         assert_eq!(result, Err(EBUSY));
         assert_eq!(LIVE.load(Relaxed), before);
         Ok(())
+    }
+
+    #[test]
+    fn a_work_queue_needs_a_completion_queue_that_was_named() {
+        let mut cq: bindings::ib_cq = pin_init::zeroed();
+        let there = &raw mut cq;
+        assert_eq!(named_cq(there).map(|cq| cq.as_ptr()), Ok(there));
+        // What the core has of an attribute that is not there, and of one whose object is not.
+        for error in [ENOENT, EINVAL, EBUSY] {
+            assert_eq!(named_cq(error.to_ptr()).err(), Some(EINVAL));
+        }
+        assert_eq!(named_cq(core::ptr::null_mut()).err(), Some(EINVAL));
     }
 
     #[test]

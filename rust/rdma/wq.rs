@@ -8,8 +8,8 @@ use crate::bindings;
 use crate::kernel_ext::errno::eopnotsupp;
 use core::marker::PhantomData;
 use core::mem::MaybeUninit;
-use core::ptr;
-use kernel::error::from_result;
+use core::ptr::{self, NonNull};
+use kernel::error::{from_err_ptr, from_result};
 use kernel::prelude::*;
 
 /// A work queue: a receive queue without a queue pair.
@@ -86,17 +86,25 @@ unsafe extern "C" fn create_wq<D: WqOps>(
     udata: *mut bindings::ib_udata,
 ) -> *mut bindings::ib_wq {
     let made = || -> Result<*mut bindings::ib_wq> {
-        // SAFETY: `attr` is a local of `ib_uverbs_ex_create_wq`, which waits.
+        // SAFETY: `attr` is a local of `ib_uverbs_ex_create_wq`, or of the handler of `UVERBS_METHOD_WQ_CREATE`:
+        // the only ones that call this, and both wait.
         let attr = unsafe { &mut *attr };
+        // Of the two the method takes requests that name no completion queue.
+        let cq = named_cq(attr.cq)?;
         if attr.wq_type != bindings::ib_wq_type_IB_WQT_RQ || attr.create_flags != 0 {
             return Err(eopnotsupp());
         }
-        // SAFETY: `alloc_pd` made the domain, whose object the command holds until this returns.
+        // SAFETY: `alloc_pd` made the domain, which both callers have looked up with success; they hold its object
+        // until this returns.
         let pd = unsafe { Pd::<D>::from_raw(pd) };
+        // The command leaves the context out, as the handler does without; the method sets it to the file.
         let (handler, context) = (attr.event_handler, attr.wq_context);
         let mut attr = WqInitAttr::<D> {
             raw: attr,
-            _p: PhantomData,
+            // SAFETY: It is none of the values that stand for no completion queue, so that the caller has looked it up:
+            // `create_cq` made it. The caller holds its object until this returns, and counts the work queue as a user
+            // of it afterwards.
+            cq: unsafe { Object::from_raw(cq.as_ptr()) },
         };
         attr.cq().open();
         let wq = KBox::into_raw(KBox::<Wq<D>>::new_uninit(GFP_KERNEL_ACCOUNT)?);
@@ -109,7 +117,7 @@ unsafe extern "C" fn create_wq<D: WqOps>(
         // SAFETY: The memory is ours; the core leaves these two to drivers.
         unsafe { ((*raw).event_handler, (*raw).wq_context) = (handler, context) };
         // SAFETY: All of the memory but what was written of the core's part is zero, and nobody else has
-        // it. `udata` is null or that of the command, which waits.
+        // it. `udata` is `driver_udata` of the request that either caller answers, and waits for this.
         let created = unsafe {
             Wq::create_with(raw, udata, |new, udata| {
                 D::create_wq(pd, new, &mut attr, udata)
@@ -161,8 +169,8 @@ unsafe extern "C" fn destroy_wq<D: WqOps>(
     _udata: *mut bindings::ib_udata,
 ) -> c_int {
     from_result(|| {
-        // SAFETY: `create_wq` made the queue. `ib_destroy_wq_user` calls this only for one whose `usecnt` is
-        // zero, and does not touch it any more where this succeeds; else it is as before.
+        // SAFETY: `create_wq` made the queue. `ib_destroy_wq_user`, by which `uverbs_free_wq` ends what either caller
+        // of that has made, calls this only for one whose `usecnt` is zero, and does not touch it any more where this succeeds; else it is as before.
         unsafe { Wq::destroy(wq, D::destroy_wq) }?;
         // SAFETY: The memory came from `create_wq`, and nothing in it is initialised any more.
         drop(unsafe { KBox::from_raw(wq.cast::<MaybeUninit<Wq<D>>>()) });
@@ -214,18 +222,25 @@ unsafe extern "C" fn destroy_table<D: WqOps>(table: *mut bindings::ib_rwq_ind_ta
     })
 }
 
+/// The completion queue that was named for a new work queue; `EINVAL` where none was.
+///
+/// `UVERBS_METHOD_WQ_CREATE` has it as an optional attribute, and its handler passes on what `uverbs_attr_get_obj` says of one
+/// that is not there: an error in place of a pointer.
+pub(super) fn named_cq(cq: *mut bindings::ib_cq) -> Result<NonNull<bindings::ib_cq>> {
+    let cq = from_err_ptr(cq).map_err(|_| EINVAL)?;
+    NonNull::new(cq).ok_or(EINVAL)
+}
+
 /// What is asked of a new work queue.
 pub struct WqInitAttr<'a, D: WqOps> {
     raw: &'a mut bindings::ib_wq_init_attr,
-    _p: PhantomData<&'a D>,
+    cq: &'a Cq<D>,
 }
 
 impl<'a, D: WqOps> WqInitAttr<'a, D> {
     /// Where it completes.
     pub fn cq(&self) -> &'a Cq<D> {
-        // SAFETY: `ib_uverbs_ex_create_wq` has set the completion queue, which the driver made; it holds its
-        // object, and counts the work queue as a user of it.
-        unsafe { Object::from_raw(self.raw.cq) }
+        self.cq
     }
 
     /// Work requests it is to hold.
