@@ -107,6 +107,13 @@ impl<D: Driver> Device<D> {
         unsafe { bindings::ib_device::use_cq_dim_raw(self.as_raw()) != 0 }
     }
 
+    /// Whether the current process may have raw packets of the device: `CAP_NET_RAW` in the user namespace that the device's
+    /// network namespace belongs to, or, where all share the device, in the initial one.
+    pub fn has_raw_cap(&self) -> bool {
+        // SAFETY: `&self` keeps the device. The function looks at that, and at the credentials of the current task.
+        unsafe { bindings::rdma_dev_has_raw_cap(self.as_raw()) }
+    }
+
     /// The numbers of its ports.
     pub fn ports(&self) -> RangeInclusive<u32> {
         // SAFETY: `&self` keeps the device; `Unregistered::new` has set the count, which does not change.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Rules of flows: which frames a queue pair of raw packets gets.
+//! Rules of flows (flow steering): which frames a queue pair of raw packets gets.
 
 use super::{kind, New, Object, ObjectRef, Ops, Qp, QpOps, Udata};
 use crate::bindings;

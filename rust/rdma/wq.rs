@@ -19,7 +19,9 @@ pub type WqRef<D> = ObjectRef<kind::Wq, D>;
 /// A table of work queues.
 pub type RwqTable<D> = Object<kind::RwqTable, D>;
 
-/// Work queues and tables of them, which processes alone have.
+/// Work queues and tables of them (the core's `rwq_ind_table`, indirection tables), which processes alone have. Who receives
+/// raw packets by them needs `CAP_NET_RAW`, as for the queue pairs and rules that these go with: of those the core asks it,
+/// of work queues and tables this module does.
 pub trait WqOps: QpOps {
     /// Driver's data of a work queue.
     type Wq: Send + Sync;
@@ -97,6 +99,7 @@ unsafe extern "C" fn create_wq<D: WqOps>(
         // SAFETY: `alloc_pd` made the domain, which both callers have looked up with success; they hold its object
         // until this returns.
         let pd = unsafe { Pd::<D>::from_raw(pd) };
+        may_have_raw_packets(pd.device())?;
         // The command leaves the context out, as the handler does without; the method sets it to the file.
         let (handler, context) = (attr.event_handler, attr.wq_context);
         let mut attr = WqInitAttr::<D> {
@@ -191,6 +194,7 @@ unsafe extern "C" fn create_table<D: WqOps>(
         // SAFETY: `ib_uverbs_ex_create_rwq_ind_table` has set the device, which is a `Device<D>` as it has this
         // table, and which the command keeps registered meanwhile.
         let dev = unsafe { Device::from_raw((*table).device) };
+        may_have_raw_packets(dev)?;
         // SAFETY: `attr` is a local of that function, which waits; it has checked the size, and read as many
         // queues, of which it holds the objects.
         let queues =
@@ -220,6 +224,15 @@ unsafe extern "C" fn destroy_table<D: WqOps>(table: *mut bindings::ib_rwq_ind_ta
         unsafe { RwqTable::destroy(table, D::destroy_rwq_table) }?;
         Ok(0)
     })
+}
+
+/// `EPERM` unless the current process may have raw packets of a device: by the same question as the core's, of queue pairs and
+/// rules (`rdma_uattrs_has_raw_cap`).
+fn may_have_raw_packets<D: WqOps>(dev: &Device<D>) -> Result {
+    match dev.has_raw_cap() {
+        true => Ok(()),
+        false => Err(EPERM),
+    }
 }
 
 /// The completion queue that was named for a new work queue; `EINVAL` where none was.
