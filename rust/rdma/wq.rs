@@ -11,6 +11,7 @@ use core::mem::MaybeUninit;
 use core::ptr::{self, NonNull};
 use kernel::error::{from_err_ptr, from_result};
 use kernel::prelude::*;
+use kernel::sync::atomic::{Acquire, Atomic, Release};
 
 /// A work queue: a receive queue without a queue pair.
 pub type Wq<D> = Object<kind::Wq, D>;
@@ -36,8 +37,12 @@ pub trait WqOps: QpOps {
         udata: Option<&Udata<'_, Self>>,
     ) -> Result<&'a Wq<Self>>;
 
-    /// Brings a work queue from one state to another, or to the same.
-    fn modify_wq(wq: &Wq<Self>, from: WqState, to: WqState) -> Result;
+    /// Brings a work queue to another state, or to the same; none is asked for where it is to stay in the one that it is in. `from` is
+    /// the state in which the process believes it, where it says one: `EINVAL` where it is not.
+    ///
+    /// Where the device has failed it is brought to [`WqState::Reset`] or [`WqState::Error`] all the same: who ends it does
+    /// that before.
+    fn modify_wq(wq: &Wq<Self>, from: Option<WqState>, to: Option<WqState>) -> Result;
 
     /// Ends a work queue, which no table has.
     fn destroy_wq(wq: &Wq<Self>) -> Result;
@@ -153,13 +158,21 @@ unsafe extern "C" fn modify_wq<D: WqOps>(
         if mask & bindings::ib_wq_attr_mask_IB_WQ_FLAGS != 0 {
             return Err(eopnotsupp());
         }
-        let from = WqState::from_raw(attr.curr_wq_state).ok_or(EINVAL)?;
-        let to = WqState::from_raw(attr.wq_state).ok_or(EINVAL)?;
+        // In place of a state that the process did not say the core has `ib_wq::state`, for which it has no lock: of two
+        // commands at a time it could be that of the wrong one for good. It is not made use of, nor kept.
+        let said = |bit, state| match mask & bit {
+            0 => Ok(None),
+            _ => WqState::from_raw(state).map(Some).ok_or(EINVAL),
+        };
+        let from = said(
+            bindings::ib_wq_attr_mask_IB_WQ_CUR_STATE,
+            attr.curr_wq_state,
+        )?;
+        let to = said(bindings::ib_wq_attr_mask_IB_WQ_STATE, attr.wq_state)?;
         // SAFETY: `create_wq` made the queue, whose object the command holds until this returns.
-        D::modify_wq(unsafe { Object::from_raw(raw) }, from, to)?;
-        // SAFETY: The queue is not freed meanwhile. Drivers note the state there for the core, which reads it
-        // in the same command of another thread at most: it is a hint.
-        unsafe { ptr::addr_of_mut!((*raw).state).write_volatile(to.as_raw()) };
+        let wq = unsafe { Wq::<D>::from_raw(raw) };
+        wq.own().set();
+        D::modify_wq(wq, from, to)?;
         Ok(0)
     })
 }
@@ -286,6 +299,50 @@ impl<'a, D: WqOps> RwqEntries<'a, D> {
             // user until it is gone.
             unsafe { Object::from_raw(wq) }
         })
+    }
+}
+
+/// Whether the core has finished making a work queue.
+///
+/// It sets what it passes events on by (`ib_wq::uobject`) after the driver has made the queue, and lets processes name the queue
+/// after that. So it has where a process does. Before that there are no events: in state [`WqState::Reset`], which it is made
+/// in, nothing happens to a queue.
+#[derive(Default)]
+pub struct Finished(Atomic<u32>);
+
+impl Finished {
+    /// It has: what it wrote is seen by all who find that.
+    fn set(&self) {
+        self.0.store(1, Release);
+    }
+
+    fn get(&self) -> bool {
+        self.0.load(Acquire) != 0
+    }
+}
+
+impl<D: WqOps> Object<kind::Wq, D> {
+    /// Tells the process that the queue failed. May be called in interrupt context.
+    pub fn report_fatal(&self) {
+        // A device that says so of one that nobody has used yet is wrong.
+        if !self.own().get() {
+            return;
+        }
+        let wq = self.as_raw();
+        let mut event: bindings::ib_event = pin_init::zeroed();
+        // SAFETY: `&self` is a queue that is not freed; its device does not change.
+        event.device = unsafe { (*wq).device };
+        event.event = bindings::ib_event_type_IB_EVENT_WQ_FATAL;
+        // SAFETY: The event is a local, of whose union all views are plain data.
+        unsafe { *event.element.wq.as_mut() = wq };
+        // SAFETY: `&self` is a queue that is not freed; both were set before the core finished making it.
+        let (handler, context) = unsafe { ((*wq).event_handler, (*wq).wq_context) };
+        if let Some(handler) = handler {
+            // SAFETY: A handler is called with the context that was set with it, and only reads the event. What
+            // `ib_uverbs_wq_event_handler` follows was set when the core had finished, and stays until the driver has ended
+            // the queue.
+            unsafe { handler(&mut event, context) };
+        }
     }
 }
 
