@@ -784,6 +784,8 @@ c_flags! {
         FLUSH_GLOBAL = ib_device_cap_flags_IB_DEVICE_FLUSH_GLOBAL,
         /// Atomic writes.
         ATOMIC_WRITE = ib_device_cap_flags_IB_DEVICE_ATOMIC_WRITE,
+        /// Rules of flows.
+        MANAGED_FLOW_STEERING = ib_device_cap_flags_IB_DEVICE_MANAGED_FLOW_STEERING,
         /// Memory windows of type 2B.
         MEM_WINDOW_TYPE_2B = ib_device_cap_flags_IB_DEVICE_MEM_WINDOW_TYPE_2B,
     }
@@ -845,8 +847,6 @@ pub struct DeviceAttr {
     pub max_wq: u32,
     pub max_rwq_tables: u32,
     pub max_rwq_table_entries: u32,
-    /// It tells whether checksums of raw packets are right.
-    pub raw_checksums: bool,
     /// On-demand memory, where it has that.
     pub on_demand: Option<OnDemandAttr>,
     /// What it has of its driver's own for kernel users: bits of `kernel_cap_flags`
@@ -911,9 +911,6 @@ impl DeviceAttr {
         raw.rss_caps.max_rwq_indirection_table_size = self.max_rwq_table_entries;
         if self.max_rwq_tables != 0 {
             raw.rss_caps.supported_qpts = 1 << bindings::ib_qp_type_IB_QPT_RAW_PACKET;
-        }
-        if self.raw_checksums {
-            raw.raw_packet_caps = bindings::ib_raw_packet_caps_IB_RAW_PACKET_CAP_IP_CSUM;
         }
         if let Some(on_demand) = &self.on_demand {
             on_demand.fill(raw);
