@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Rules of flows: which frames a queue pair of raw packets gets (chapter 21). Who may make one is seen to by the core.
+//! Rules of flows (flow steering): which frames a queue pair of raw packets gets (chapter 21). Who may make one is seen to by the core.
 
 use crate::{
     abi,
@@ -10,6 +10,7 @@ use crate::{
         FlowFields,
         Plain, //
     },
+    bindings,
     commands::DeviceObject,
     device::Ferrite,
     kernel_ext::errno,
@@ -67,8 +68,17 @@ impl FlowOps for Ferrite {
         if attr.port() != PORT {
             return Err(EINVAL);
         }
+        let flow_type = attr.flow_type();
+        let is_default = matches!(
+            flow_type,
+            Some(FlowType::AllDefault | FlowType::MulticastDefault)
+        );
+        // What a default rule is for is said by its name. A rule that is for more than was asked for is none.
+        if is_default && attr.specs().next().is_some() {
+            return Err(EINVAL);
+        }
         let mut asked = Match::default();
-        let priority = match attr.flow_type() {
+        let priority = match flow_type {
             Some(FlowType::Normal) => {
                 for spec in attr.specs() {
                     asked.add(&spec)?;
@@ -79,6 +89,7 @@ impl FlowOps for Ferrite {
                 attr.priority()
             }
             Some(FlowType::AllDefault) => ALL_DEFAULT,
+            // Broadcast is one of the groups, as to mlx5.
             Some(FlowType::MulticastDefault) => {
                 asked.value.destination_mac[0] = 1;
                 asked.mask.destination_mac[0] = 1;
@@ -140,6 +151,13 @@ impl Default for Match {
     }
 }
 
+/// The flags of IPv4 that rules know, by the numbers of the core as well as the device's.
+const IPV4_FLAGS: u8 = abi::FRAGMENT_NONE | abi::FRAGMENT_MORE;
+const _: () = assert!(
+    bindings::ib_ipv4_flags_IB_IPV4_DONT_FRAG == abi::FRAGMENT_NONE as u32
+        && bindings::ib_ipv4_flags_IB_IPV4_MORE_FRAG == abi::FRAGMENT_MORE as u32
+);
+
 /// Of Ethernet, of IP, and of what is in that.
 const ETHERNET: u8 = 1 << 0;
 const NETWORK: u8 = 1 << 1;
@@ -169,6 +187,10 @@ impl Match {
                 }
                 let tagged = masked.mask.vlan_tag != 0;
                 (ETHERNET, if tagged { abi::FLOW_LAYER_VLAN } else { 0 })
+            }
+            // Of the flags there may be more than those that the device looks at.
+            FlowSpec::Ipv4(masked) if masked.mask.flags & !IPV4_FLAGS != 0 => {
+                return Err(errno::eopnotsupp());
             }
             FlowSpec::Ipv4(masked) => {
                 take! { masked:
@@ -322,5 +344,27 @@ mod tests {
         let other = asked.add(&FlowSpec::Other);
         assert_eq!(other, Err(errno::eopnotsupp()));
         Ok(())
+    }
+
+    #[test]
+    fn a_rule_about_flags_that_the_device_does_not_look_at_is_refused() {
+        let filter = |flags| Ipv4 {
+            src_ip: 0,
+            dst_ip: 0,
+            proto: 0,
+            tos: 0,
+            ttl: 0,
+            flags,
+        };
+        for (flags, mask) in [(0, 1), (1, 1), (8, 8), (2, 0x42), (0, 0xff)] {
+            let (value, mask) = (filter(flags), filter(mask));
+            let refused = Match::default().add(&FlowSpec::Ipv4(Masked { value, mask }));
+            assert_eq!(refused, Err(errno::eopnotsupp()));
+        }
+        // Those that do not count may be anything.
+        let (value, mask) = (filter(0xff), filter(abi::FRAGMENT_MORE));
+        let mut asked = Match::default();
+        let taken = asked.add(&FlowSpec::Ipv4(Masked { value, mask }));
+        assert_eq!((taken, asked.value.fragment), (Ok(()), abi::FRAGMENT_MORE));
     }
 }
