@@ -335,8 +335,7 @@ impl FerriteQp {
         }
         let request: UverbsHashRequest = udata.read(core::mem::size_of::<UverbsHashRequest>())?;
         let spread = Spread::new(table, &request)?;
-        let layout = RingLayout::RECORD_ONLY;
-        let (memory, _) = QueueMemory::of_nobody(dev, layout.blocks())?;
+        // To the core a queue pair has a number; the device knows of none.
         let number = dev.qpns.take(Holder::current())?;
         let qpn = number.get();
         let events = QpEvents::new()?;
@@ -348,9 +347,9 @@ impl FerriteQp {
         attr.set_cap(&values.cap);
         let qp = new.init(pin_init!(Self {
             object: None,
-            memory,
+            memory: QueueMemory::Nothing,
             number,
-            layout,
+            layout: RingLayout::RECORD_ONLY,
             state: Atomic::new(QpState::Reset.as_raw()),
             events,
             last_receive: Atomic::new(0),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Work queues, which are queue pairs of raw packets without a send queue in the device, and tables of them
-//! (chapter 21).
+//! (indirection tables of receive side scaling; chapter 21).
 
 use crate::{
     abi,
@@ -50,14 +50,6 @@ use kernel::{
     sync::Mutex, //
 };
 
-/// What hashes can be of.
-const HASHES: u32 = (abi::HASH_IPV4
-    | abi::HASH_TCP_IPV4
-    | abi::HASH_IPV6
-    | abi::HASH_TCP_IPV6
-    | abi::HASH_UDP_IPV4
-    | abi::HASH_UDP_IPV6) as u32;
-
 /// How a queue pair receives that has a table in place of a receive queue: its rules have the hash.
 #[derive(Clone, Copy)]
 pub(crate) struct Spread {
@@ -69,7 +61,7 @@ pub(crate) struct Spread {
 impl Spread {
     /// What a process asks for.
     pub(crate) fn new(table: &RwqTable<Ferrite>, request: &UverbsHashRequest) -> Result<Self> {
-        if request.types == 0 || request.types & !HASHES != 0 || request.reserved != 0 {
+        if request.types == 0 || request.types & !u32::from(abi::ALL_HASHES) != 0 || request.reserved != 0 {
             return Err(EINVAL);
         }
         Ok(Self {
