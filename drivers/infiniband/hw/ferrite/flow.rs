@@ -13,14 +13,18 @@ use crate::{
     bindings,
     commands::DeviceObject,
     device::Ferrite,
+    hardware::Hardware,
     kernel_ext::errno,
     numbers::Number,
     port::{
         DEVICE_PORT,
         PORT, //
     },
+    qp::FerriteQp,
+    queue::announce,
     rdma::{
         kind,
+        Device,
         Flow,
         FlowAttr,
         FlowOps,
@@ -33,17 +37,118 @@ use crate::{
     },
     shares::Holder,
 };
-use kernel::prelude::*;
+use kernel::{
+    prelude::*,
+    sync::{
+        atomic::{
+            Acquire,
+            Atomic,
+            Full, //
+        },
+        Arc, //
+    },
+    workqueue::{
+        impl_has_work,
+        new_work,
+        Work,
+        WorkItem, //
+    },
+};
 
 /// The priority of a rule for all that no other is for.
 const ALL_DEFAULT: u16 = u16::MAX;
 /// The same of what goes to groups, which comes before that.
 const MULTICAST_DEFAULT: u16 = ALL_DEFAULT - 1;
 
+/// Raw packets are those of the interface that the port is paired with. With that rules end, and queue pairs of raw packets go to
+/// the error state for good: whether who made them may have another's is asked when they are made.
+///
+/// By a work item, as for the MTU: RTNL is held when an interface goes.
+#[pin_data]
+pub(crate) struct RawPackets {
+    hw: Arc<Hardware>,
+    /// How many interfaces the port has lost.
+    lost: Atomic<u32>,
+    #[pin]
+    work: Work<RawPackets>,
+}
+
+impl_has_work! {
+    impl HasWork<Self> for RawPackets { self.work }
+}
+
+/// An interface that the port has, or has had: it is asked for before anything else is about what is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PortInterface(u32);
+
+impl RawPackets {
+    pub(crate) fn new(hw: &Arc<Hardware>) -> Result<Arc<Self>> {
+        Arc::pin_init(
+            pin_init!(Self {
+                hw: hw.clone(),
+                lost: Atomic::new(0),
+                work <- new_work!("ferrite_raw_packets"),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// The interface of the port, if the current process may have its packets: of `ENODEV` and `EPERM`
+    /// [`Device::check_raw_port`] tells.
+    pub(crate) fn interface(dev: &Device<Ferrite>) -> Result<PortInterface> {
+        let interface = PortInterface(dev.raw_packets.lost.load(Acquire));
+        dev.check_raw_port(PORT)?;
+        Ok(interface)
+    }
+
+    /// `ENODEV` where the port has lost that interface since. Where it has not, what was put into tables by whoever asks is found
+    /// there when it is lost.
+    pub(crate) fn still(&self, interface: PortInterface) -> Result {
+        // A full barrier: tables are looked at without a lock (`IrqXArray::next_index`).
+        match PortInterface(self.lost.fetch_add(0, Full)) == interface {
+            true => Ok(()),
+            false => Err(ENODEV),
+        }
+    }
+
+    /// The port has lost its interface. Does not wait for the device.
+    pub(crate) fn lose_interface(self: &Arc<Self>) {
+        self.lost.fetch_add(1, Full);
+        // Where it is queued already, it has yet to look.
+        drop(self.hw.work.enqueue(self.clone()));
+    }
+}
+
+impl WorkItem for RawPackets {
+    type Pointer = Arc<Self>;
+
+    fn run(this: Arc<Self>) {
+        let mut next = this.hw.flows.next_index(0);
+        while let Some(index) = next {
+            let flow = this.hw.flows.get(index);
+            if let Some(flow) = flow.filter(|flow| this.still(flow.interface).is_err()) {
+                // Its owner may end it meanwhile, which waits for this.
+                flow.object.destroy();
+            }
+            next = this.hw.flows.next_index(index + 1);
+        }
+        let mut next = this.hw.qps.next_index(0);
+        while let Some(index) = next {
+            if let Some(qp) = this.hw.qps.get(index) {
+                if qp.interface().is_some_and(|of| this.still(of).is_err()) {
+                    FerriteQp::lost_interface(&qp);
+                }
+            }
+            next = this.hw.qps.next_index(index + 1);
+        }
+    }
+}
+
 /// The driver's data of a rule. The fields are dropped in order: the device lets go of it before the number is free.
 pub(crate) struct FerriteFlow {
     object: DeviceObject,
-    _number: Number,
+    number: Number,
+    interface: PortInterface,
 }
 
 impl FlowOps for Ferrite {
@@ -77,6 +182,10 @@ impl FlowOps for Ferrite {
         if is_default && attr.specs().next().is_some() {
             return Err(EINVAL);
         }
+        let interface = qp.interface().ok_or(EINVAL)?;
+        // Not only who made the queue pair may make rules for it.
+        RawPackets::interface(dev)?;
+        dev.raw_packets.still(interface)?;
         let mut asked = Match::default();
         let priority = match flow_type {
             Some(FlowType::Normal) => {
@@ -117,15 +226,22 @@ impl FlowOps for Ferrite {
         }
         let object =
             DeviceObject::create(&dev.hw, &command, CommandOpcode::DestroyFlow, number.get())?;
-        new.init(Ok::<_, Error>(FerriteFlow {
+        let index = number.get();
+        let flow = new.init(Ok::<_, Error>(FerriteFlow {
             object,
-            _number: number,
-        }))
+            number,
+            interface,
+        }))?;
+        announce(&dev.hw.flows, index, flow.get_ref().ok_or(ENODEV)?, || {
+            dev.raw_packets.still(interface)
+        })?;
+        Ok(flow)
     }
 
     /// Ends a rule: afterwards no frame is taken by it.
     fn destroy_flow(flow: &Flow<Self>) -> Result {
         flow.object.destroy();
+        drop(flow.device().hw.flows.remove(flow.number.get() as usize));
         Ok(())
     }
 }

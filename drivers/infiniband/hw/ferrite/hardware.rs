@@ -78,6 +78,7 @@ use crate::{
     rdma::{
         CqRef,
         EventSink,
+        FlowRef,
         MrRef,
         QpEvent,
         QpRef,
@@ -221,6 +222,9 @@ pub(crate) struct Hardware {
     /// Work queues, which have numbers of queue pairs that no queue pair has.
     #[pin]
     pub(crate) wqs: IrqXArray<WqRef<Ferrite>>,
+    /// Rules of flows by number, for when they end with the interface.
+    #[pin]
+    pub(crate) flows: IrqXArray<FlowRef<Ferrite>>,
     /// Shared receive queues by number, for events.
     #[pin]
     pub(crate) srqs: IrqXArray<SrqRef<Ferrite>>,
@@ -303,6 +307,7 @@ impl Hardware {
             cqs <- new_irq_xarray!("ferrite_cqs"),
             qps <- new_irq_xarray!("ferrite_qps"),
             wqs <- new_irq_xarray!("ferrite_wqs"),
+            flows <- new_irq_xarray!("ferrite_flows"),
             srqs <- new_irq_xarray!("ferrite_srqs"),
             regions <- new_irq_xarray!("ferrite_regions"),
             channels <- new_irq_xarray!("ferrite_channels"),

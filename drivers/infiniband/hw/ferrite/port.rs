@@ -437,6 +437,9 @@ impl NetdevOps for Ferrite {
         ) {
             follow_mtu(dev, netdev);
         }
+        if event == NetdevEvent::Unregister {
+            dev.raw_packets.lose_interface();
+        }
     }
 }
 

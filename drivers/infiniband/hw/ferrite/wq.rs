@@ -20,6 +20,7 @@ use crate::{
     },
     commands::DeviceObject,
     device::Ferrite,
+    flow::RawPackets,
     kernel_ext::errno,
     numbers::Number,
     port::DEVICE_PORT,
@@ -61,7 +62,10 @@ pub(crate) struct Spread {
 impl Spread {
     /// What a process asks for.
     pub(crate) fn new(table: &RwqTable<Ferrite>, request: &UverbsHashRequest) -> Result<Self> {
-        if request.types == 0 || request.types & !u32::from(abi::ALL_HASHES) != 0 || request.reserved != 0 {
+        if request.types == 0
+            || request.types & !u32::from(abi::ALL_HASHES) != 0
+            || request.reserved != 0
+        {
             return Err(EINVAL);
         }
         Ok(Self {
@@ -114,10 +118,7 @@ fn believed(known: WqState, said: Option<WqState>) -> Option<WqState> {
 
 /// Whether a queue receives nothing in that state.
 fn rests_in(state: QueuePairStateCode) -> bool {
-    matches!(
-        state,
-        QueuePairStateCode::Reset | QueuePairStateCode::Error
-    )
+    matches!(state, QueuePairStateCode::Reset | QueuePairStateCode::Error)
 }
 
 impl FerriteWq {
@@ -151,6 +152,8 @@ impl WqOps for Ferrite {
         let (true, Some(udata)) = (dev.has(abi::FEATURE_RECEIVE_TABLES), udata) else {
             return Err(errno::eopnotsupp());
         };
+        // There is nothing to receive but by rules, which end with the interface that there is then.
+        RawPackets::interface(dev)?;
         if attr.max_wr() == 0
             || attr.max_wr() > 1 << dev.caps.rq_max_log_entries
             || attr.max_sge() > dev.caps.max_sge.into()
@@ -237,6 +240,7 @@ impl WqOps for Ferrite {
         if !dev.has(abi::FEATURE_RECEIVE_TABLES) {
             return Err(errno::eopnotsupp());
         }
+        RawPackets::interface(dev)?;
         if let Some(udata) = udata {
             udata.expect_empty()?;
         }
