@@ -134,7 +134,10 @@ fn rule<T>(rig: &Rig, qp: *mut ibv_qp, kind: u32, spec: T) -> Result<*mut ibv_fl
 }
 
 fn end_rule(rig: &Rig, flow: *mut ibv_flow) -> Check {
-    let destroy = rig.extended().ibv_destroy_flow.ok_or(not_offered("rules"))?;
+    let destroy = rig
+        .extended()
+        .ibv_destroy_flow
+        .ok_or(not_offered("rules"))?;
     // SAFETY: it lives, and is not used afterwards.
     well(unsafe { destroy(flow) }, "ibv_destroy_flow")
 }
@@ -330,7 +333,11 @@ impl<'r> All<'r> {
     /// All of them have to be said the same to.
     fn all_are(&self, expected: i32, when: &str) -> Check {
         for (what, said) in self.try_all()? {
-            expect!(Errno(said).to_string(), Errno(expected).to_string(), "{what} {when}");
+            expect!(
+                Errno(said).to_string(),
+                Errno(expected).to_string(),
+                "{what} {when}"
+            );
         }
         Ok(())
     }
@@ -471,11 +478,19 @@ fn rules(rig: &Rig) -> Check {
         expect!(said(normal, Some(flags))?, 0, "flags {flags:#x}");
     }
     for flags in [1, 8, 0x42, 0xff] {
-        expect!(said(normal, Some(flags))?, libc::EOPNOTSUPP, "flags {flags:#x}");
+        expect!(
+            said(normal, Some(flags))?,
+            libc::EOPNOTSUPP,
+            "flags {flags:#x}"
+        );
     }
     for kind in [IBV_FLOW_ATTR_ALL_DEFAULT, IBV_FLOW_ATTR_MC_DEFAULT] {
         expect!(said(kind, None)?, 0, "default {kind}");
-        expect!(said(kind, Some(0))?, libc::EINVAL, "default {kind} of an address");
+        expect!(
+            said(kind, Some(0))?,
+            libc::EINVAL,
+            "default {kind} of an address"
+        );
     }
     all.end()?;
     still_good(rig)
@@ -525,7 +540,11 @@ pub fn lost(options: &Options) -> Check {
     ] {
         expect!(to_raw_state(all.qp, state), expected, "state {state}");
     }
-    expect!(bring(&rig, all.wq, None, IBV_WQS_RESET)?, 0, "the work queue");
+    expect!(
+        bring(&rig, all.wq, None, IBV_WQS_RESET)?,
+        0,
+        "the work queue"
+    );
     end_rule(&rig, rule)?;
     all.end()?;
     println!("done");
