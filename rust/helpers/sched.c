@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
+#include <linux/nsproxy.h>
 #include <linux/sched.h>
 #include <linux/sched/signal.h>
 
@@ -16,4 +17,9 @@ __rust_helper int rust_helper_cond_resched(void)
 __rust_helper int rust_helper_fatal_signal_pending(struct task_struct *p)
 {
 	return fatal_signal_pending(p);
+}
+
+__rust_helper struct net *rust_helper_current_net(void)
+{
+	return current->nsproxy->net_ns;
 }

@@ -107,6 +107,13 @@ impl<D: Driver> Device<D> {
         unsafe { bindings::ib_device::use_cq_dim_raw(self.as_raw()) != 0 }
     }
 
+    /// Whether the current process may have raw packets of the device: `CAP_NET_RAW` in the user namespace that the device's
+    /// network namespace belongs to, or, where all share the device, in the initial one.
+    pub fn has_raw_cap(&self) -> bool {
+        // SAFETY: `&self` keeps the device. The function looks at that, and at the credentials of the current task.
+        unsafe { bindings::rdma_dev_has_raw_cap(self.as_raw()) }
+    }
+
     /// The numbers of its ports.
     pub fn ports(&self) -> RangeInclusive<u32> {
         // SAFETY: `&self` keeps the device; `Unregistered::new` has set the count, which does not change.
@@ -777,6 +784,8 @@ c_flags! {
         FLUSH_GLOBAL = ib_device_cap_flags_IB_DEVICE_FLUSH_GLOBAL,
         /// Atomic writes.
         ATOMIC_WRITE = ib_device_cap_flags_IB_DEVICE_ATOMIC_WRITE,
+        /// Rules of flows.
+        MANAGED_FLOW_STEERING = ib_device_cap_flags_IB_DEVICE_MANAGED_FLOW_STEERING,
         /// Memory windows of type 2B.
         MEM_WINDOW_TYPE_2B = ib_device_cap_flags_IB_DEVICE_MEM_WINDOW_TYPE_2B,
     }
@@ -838,8 +847,6 @@ pub struct DeviceAttr {
     pub max_wq: u32,
     pub max_rwq_tables: u32,
     pub max_rwq_table_entries: u32,
-    /// It tells whether checksums of raw packets are right.
-    pub raw_checksums: bool,
     /// On-demand memory, where it has that.
     pub on_demand: Option<OnDemandAttr>,
     /// What it has of its driver's own for kernel users: bits of `kernel_cap_flags`
@@ -904,9 +911,6 @@ impl DeviceAttr {
         raw.rss_caps.max_rwq_indirection_table_size = self.max_rwq_table_entries;
         if self.max_rwq_tables != 0 {
             raw.rss_caps.supported_qpts = 1 << bindings::ib_qp_type_IB_QPT_RAW_PACKET;
-        }
-        if self.raw_checksums {
-            raw.raw_packet_caps = bindings::ib_raw_packet_caps_IB_RAW_PACKET_CAP_IP_CSUM;
         }
         if let Some(on_demand) = &self.on_demand {
             on_demand.fill(raw);

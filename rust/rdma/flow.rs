@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Rules of flows: which frames a queue pair of raw packets gets.
+//! Rules of flows (flow steering): which frames a queue pair of raw packets gets.
 
 use super::{kind, New, Object, ObjectRef, Ops, Qp, QpOps, Udata};
 use crate::bindings;
@@ -101,7 +101,7 @@ c_enum! {
         Normal = ib_flow_attr_type_IB_FLOW_ATTR_NORMAL,
         /// All that no other rule is for.
         AllDefault = ib_flow_attr_type_IB_FLOW_ATTR_ALL_DEFAULT,
-        /// Those to groups that no other rule is for.
+        /// Those to groups that no other rule is for, broadcast among them: whose address has the bit of groups.
         MulticastDefault = ib_flow_attr_type_IB_FLOW_ATTR_MC_DEFAULT,
         /// A copy of all frames.
         Sniffer = ib_flow_attr_type_IB_FLOW_ATTR_SNIFFER,
@@ -166,7 +166,7 @@ impl<'a> FlowAttr<'a> {
 }
 
 /// The specifications of a rule, each in its turn.
-pub struct FlowSpecs<'a>(&'a [u8]);
+pub struct FlowSpecs<'a>(pub(super) &'a [u8]);
 
 /// What a rule asks of a part of a frame: values, and a mask of the bits that count. All of it is as in
 /// the frame, in network order.
@@ -213,44 +213,61 @@ impl<T> Masked<T> {
 impl Iterator for FlowSpecs<'_> {
     type Item = FlowSpec;
 
+    /// What cannot be told apart ends them, as one of which nothing is known ([`FlowSpec::Other`]): a rule that leaves it out would
+    /// be for more frames than were asked for.
     fn next(&mut self) -> Option<FlowSpec> {
-        /// Type and size begin each of them.
-        const TYPE: usize = 4;
-        macro_rules! masked {
-            ($bytes:ident, $raw:ident) => {
-                // SAFETY: The filter is made of integers, and arrays of these.
-                unsafe {
-                    Masked::read(
-                        $bytes,
-                        offset_of!(bindings::$raw, val),
-                        offset_of!(bindings::$raw, mask),
-                    )
-                }
-            };
+        if self.0.is_empty() {
+            return None;
         }
-        let kind = u32::from_ne_bytes(*self.0.first_chunk::<TYPE>()?);
-        let size = u16::from_ne_bytes(*self.0.get(TYPE..)?.first_chunk()?);
-        // One that says less would never come to an end.
-        let (bytes, rest) = self.0.split_at_checked(usize::from(size).max(TYPE))?;
+        let (spec, rest) = take_spec(self.0).unwrap_or((FlowSpec::Other, &[]));
         self.0 = rest;
-        let spec = match kind {
-            bindings::ib_flow_spec_type_IB_FLOW_SPEC_ETH => {
-                masked!(bytes, ib_flow_spec_eth).map(FlowSpec::Ethernet)
-            }
-            bindings::ib_flow_spec_type_IB_FLOW_SPEC_IPV4 => {
-                masked!(bytes, ib_flow_spec_ipv4).map(FlowSpec::Ipv4)
-            }
-            bindings::ib_flow_spec_type_IB_FLOW_SPEC_IPV6 => {
-                masked!(bytes, ib_flow_spec_ipv6).map(FlowSpec::Ipv6)
-            }
-            bindings::ib_flow_spec_type_IB_FLOW_SPEC_TCP => {
-                masked!(bytes, ib_flow_spec_tcp_udp).map(FlowSpec::Tcp)
-            }
-            bindings::ib_flow_spec_type_IB_FLOW_SPEC_UDP => {
-                masked!(bytes, ib_flow_spec_tcp_udp).map(FlowSpec::Udp)
-            }
-            _ => None,
-        };
-        Some(spec.unwrap_or(FlowSpec::Other))
+        Some(spec)
     }
+}
+
+/// The first of some specifications, and the others; none where it says more bytes than there are, or less than it begins with.
+fn take_spec(specs: &[u8]) -> Option<(FlowSpec, &[u8])> {
+    /// Type and size begin each of them.
+    const TYPE: usize = 4;
+    const BEGINNING: usize = TYPE + 2;
+    macro_rules! masked {
+        ($bytes:ident, $raw:ident, $kind:ident) => {{
+            // SAFETY: The filter is made of integers, and arrays of these.
+            let masked = unsafe {
+                Masked::read(
+                    $bytes,
+                    offset_of!(bindings::$raw, val),
+                    offset_of!(bindings::$raw, mask),
+                )
+            };
+            // One that is longer says something that is not known here.
+            let whole = $bytes.len() == size_of::<bindings::$raw>();
+            masked.filter(|_| whole).map(FlowSpec::$kind)
+        }};
+    }
+    let kind = u32::from_ne_bytes(*specs.first_chunk::<TYPE>()?);
+    let size = u16::from_ne_bytes(*specs.get(TYPE..)?.first_chunk()?);
+    if usize::from(size) < BEGINNING {
+        return None;
+    }
+    let (bytes, rest) = specs.split_at_checked(size.into())?;
+    let spec = match kind {
+        bindings::ib_flow_spec_type_IB_FLOW_SPEC_ETH => {
+            masked!(bytes, ib_flow_spec_eth, Ethernet)
+        }
+        bindings::ib_flow_spec_type_IB_FLOW_SPEC_IPV4 => {
+            masked!(bytes, ib_flow_spec_ipv4, Ipv4)
+        }
+        bindings::ib_flow_spec_type_IB_FLOW_SPEC_IPV6 => {
+            masked!(bytes, ib_flow_spec_ipv6, Ipv6)
+        }
+        bindings::ib_flow_spec_type_IB_FLOW_SPEC_TCP => {
+            masked!(bytes, ib_flow_spec_tcp_udp, Tcp)
+        }
+        bindings::ib_flow_spec_type_IB_FLOW_SPEC_UDP => {
+            masked!(bytes, ib_flow_spec_tcp_udp, Udp)
+        }
+        _ => None,
+    };
+    Some((spec.unwrap_or(FlowSpec::Other), rest))
 }

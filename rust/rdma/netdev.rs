@@ -184,7 +184,8 @@ pub trait NetdevOps: GidOps {
     /// ([`Netdev::is_hardware`]).
     fn shares_link(dev: &Device<Self>, rtnl: &Rtnl, port: u32, netdev: &Netdev) -> bool;
 
-    /// Something happened to the interface that a port is paired with. Under RTNL.
+    /// Something happened to the interface that a port is paired with, or was until now ([`NetdevEvent::Unregister`]). Under
+    /// RTNL.
     fn netdev_event(_dev: &Device<Self>, _port: u32, _netdev: &Netdev, _event: NetdevEvent) {}
 }
 
@@ -271,6 +272,21 @@ impl Pairing {
             (NetdevEvent::Register | NetdevEvent::Up, None) if own => Self::Pair,
             (NetdevEvent::Unregister, Some(true)) => Self::Part,
             _ => Self::Keep,
+        }
+    }
+}
+
+impl<D: NetdevOps> Device<D> {
+    /// Whether the current process may have raw packets of a port, beyond the capability that it needs
+    /// ([`Self::has_raw_cap`]): they are those of the interface that the port is paired with. `ENODEV` where there is none, `EPERM`
+    /// where it is not in the network namespace of the process.
+    pub fn check_raw_port(&self, port: u32) -> Result {
+        let netdev = self.netdev(port).ok_or(ENODEV)?;
+        // SAFETY: A task has its namespaces until it ends, and no process asks then. They are compared, not followed.
+        let current = unsafe { bindings::current_net() };
+        match netdev.namespace() == current {
+            true => Ok(()),
+            false => Err(EPERM),
         }
     }
 }

@@ -11,6 +11,7 @@
 //! the last one is gone.
 
 use super::cq::Gate;
+use super::wq::Finished;
 use super::{
     AhOps, CqOps, Device, DmOps, Driver, FlowOps, MrOps, MwOps, PdOps, QpCounterOps, QpOps, SrqOps,
     Udata, UserOps, WqOps, XrcOps,
@@ -108,7 +109,7 @@ kinds! {
     XrcOps::Xrcd is ib_xrcd with ();
     DmOps::Dm is ib_dm with ();
     FlowOps::Flow is ib_flow with ();
-    WqOps::Wq is ib_wq with ();
+    WqOps::Wq is ib_wq with Finished;
     WqOps::RwqTable is ib_rwq_ind_table with ();
     QpCounterOps::Counter is rdma_counter with ();
 }

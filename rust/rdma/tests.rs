@@ -306,6 +306,7 @@ unsafe extern "C" fn count_call(_cq: *mut bindings::ib_cq, _context: *mut c_void
 
 #[kunit_tests(rust_rdma)]
 mod suite {
+    use super::wq::named_cq;
     use super::*;
     use crate::kernel_ext::spinlock::{new_irq_spinlock, IrqSpinLock};
     use crate::kernel_ext::table::{new_irq_xarray, IrqXArray};
@@ -461,6 +462,57 @@ mod suite {
         assert_eq!(result, Err(EBUSY));
         assert_eq!(LIVE.load(Relaxed), before);
         Ok(())
+    }
+
+    #[test]
+    fn a_work_queue_needs_a_completion_queue_that_was_named() {
+        let mut cq: bindings::ib_cq = pin_init::zeroed();
+        let there = &raw mut cq;
+        assert_eq!(named_cq(there).map(|cq| cq.as_ptr()), Ok(there));
+        // What the core has of an attribute that is not there, and of one whose object is not.
+        for error in [ENOENT, EINVAL, EBUSY] {
+            assert_eq!(named_cq(error.to_ptr()).err(), Some(EINVAL));
+        }
+        assert_eq!(named_cq(core::ptr::null_mut()).err(), Some(EINVAL));
+    }
+
+    #[test]
+    fn a_specification_that_is_not_known_is_never_left_out() {
+        const ETHERNET: usize = size_of::<bindings::ib_flow_spec_eth>();
+        let ethernet = |size: usize| {
+            let mut bytes = [0; 2 * ETHERNET];
+            let kind = bindings::ib_flow_spec_type_IB_FLOW_SPEC_ETH;
+            bytes[..4].copy_from_slice(&kind.to_ne_bytes());
+            bytes[4..6].copy_from_slice(&(size as u16).to_ne_bytes());
+            bytes
+        };
+        // How many there are, and how many of them are known.
+        let found = |bytes: &[u8]| {
+            let known = |spec: &FlowSpec| matches!(spec, FlowSpec::Ethernet(_));
+            (
+                FlowSpecs(bytes).count(),
+                FlowSpecs(bytes).filter(known).count(),
+            )
+        };
+        let good = ethernet(ETHERNET);
+        assert_eq!(found(&[]), (0, 0));
+        assert_eq!(found(&good[..ETHERNET]), (1, 1));
+        // Zeroes are one of no size.
+        assert_eq!(found(&good), (2, 1));
+        // Less than it begins with, less than it says, a piece behind it.
+        for length in [1, 5, 6, ETHERNET - 1, ETHERNET + 1, ETHERNET + 7] {
+            let (all, known) = found(&good[..length]);
+            assert_eq!(all, known + 1);
+        }
+        // It says that it is shorter than those of its type, longer, or nothing.
+        for size in [0, 4, 5, 6, ETHERNET - 4, ETHERNET + 4, 2 * ETHERNET, 0xffff] {
+            let bytes = ethernet(size);
+            assert_eq!(found(&bytes).1, 0);
+            assert!(found(&bytes[..ETHERNET]).0 > 0);
+        }
+        let mut other = good;
+        other[0] ^= 0x80;
+        assert_eq!(found(&other[..ETHERNET]), (1, 0));
     }
 
     #[test]

@@ -70,6 +70,8 @@ pub const HASH_TCP_IPV6: u16 = 1 << 3;
 pub const HASH_UDP_IPV4: u16 = 1 << 4;
 /// `SetRedirection::types`: IPv6 addresses and UDP ports.
 pub const HASH_UDP_IPV6: u16 = 1 << 5;
+/// `SetRedirection::types`: all of these, which are the bits up to the last.
+pub const ALL_HASHES: u16 = (HASH_UDP_IPV6 << 1) - 1;
 
 /// `param1` of `ChannelBadBuffers`: it is about the transmit ring; else about the receive ring.
 pub const BAD_BUFFERS_TRANSMIT: u64 = 1 << 0;

@@ -23,6 +23,7 @@ mod pending;
 pub mod pieces;
 pub mod priority;
 pub mod private;
+pub mod raw;
 mod refusal;
 mod region;
 mod shared;

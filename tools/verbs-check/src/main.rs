@@ -37,6 +37,8 @@ verbs-check run turns --go FILE       how many events of one vector come before 
 verbs-check run failures [options]    many queue pairs that fail at once
 verbs-check run allocations [options] make and destroy things while the kernel has no memory
 verbs-check run private [options]     what may be said to the driver without its provider
+verbs-check run raw [options]         who may have raw packets, work queues and rules of flows
+verbs-check run raw-lost [options]    have raw packets while their interface goes
 verbs-check run uverbs [options]      requests to the kernel by seed, right, almost right and any
 verbs-check run killed [options]      processes that are killed with queue pairs and regions
 verbs-check run by-hand [options]     work requests that no provider writes
@@ -190,6 +192,15 @@ fn dispatch(arguments: &Arguments) -> Result<bool, String> {
             checks::private::run(&arguments.options, &mut report);
             Ok(report.finish())
         }
+        ["run", "raw"] => {
+            let mut report = Report::default();
+            checks::raw::run(&arguments.options, &mut report);
+            Ok(report.finish())
+        }
+        ["run", "raw-lost"] => match checks::raw::lost(&arguments.options) {
+            Ok(()) => Ok(true),
+            Err(Outcome::Failed(reason) | Outcome::Skipped(reason)) => Err(reason),
+        },
         ["run", "killed"] => {
             let mut report = Report::default();
             let times = arguments.rounds.unwrap_or(10);

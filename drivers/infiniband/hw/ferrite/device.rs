@@ -10,6 +10,7 @@ use crate::{
     caps,
     dm::DeviceMemoryPool,
     doorbell_pages::DoorbellPages,
+    flow::RawPackets,
     gids::GidFollower,
     handler::Handlers,
     hardware::{
@@ -69,6 +70,7 @@ pub(crate) struct Ferrite {
     /// Rules of flows, and receive tables.
     pub(crate) flows: Arc<Numbers>,
     pub(crate) receive_tables: Arc<Numbers>,
+    pub(crate) raw_packets: Arc<RawPackets>,
     /// The one number of the queue pair of general services.
     pub(crate) gsi: Arc<Numbers>,
     pub(crate) doorbell_pages: Arc<DoorbellPages>,
@@ -110,6 +112,7 @@ impl Ferrite {
             xrcds: Numbers::for_users(1..caps.max_xrcd.max(1))?,
             flows: Numbers::for_users(0..caps.max_flows)?,
             receive_tables: Numbers::for_users(0..caps.max_receive_tables.into())?,
+            raw_packets: RawPackets::new(hw)?,
             gsi: Numbers::new(GSI_QPN..GSI_QPN + 1)?,
             doorbell_pages: DoorbellPages::new(layout.user_pages(PAGE_SIZE as u64))?,
             memory: DeviceMemoryPool::new(layout.memory())?,

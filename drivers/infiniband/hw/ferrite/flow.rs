@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Rules of flows: which frames a queue pair of raw packets gets (chapter 21). Who may make one is seen to by the core.
+//! Rules of flows (flow steering): which frames a queue pair of raw packets gets (chapter 21). Who may make one is seen to by the core.
 
 use crate::{
     abi,
@@ -10,16 +10,21 @@ use crate::{
         FlowFields,
         Plain, //
     },
+    bindings,
     commands::DeviceObject,
     device::Ferrite,
+    hardware::Hardware,
     kernel_ext::errno,
     numbers::Number,
     port::{
         DEVICE_PORT,
         PORT, //
     },
+    qp::FerriteQp,
+    queue::announce,
     rdma::{
         kind,
+        Device,
         Flow,
         FlowAttr,
         FlowOps,
@@ -32,17 +37,118 @@ use crate::{
     },
     shares::Holder,
 };
-use kernel::prelude::*;
+use kernel::{
+    prelude::*,
+    sync::{
+        atomic::{
+            Acquire,
+            Atomic,
+            Full, //
+        },
+        Arc, //
+    },
+    workqueue::{
+        impl_has_work,
+        new_work,
+        Work,
+        WorkItem, //
+    },
+};
 
 /// The priority of a rule for all that no other is for.
 const ALL_DEFAULT: u16 = u16::MAX;
 /// The same of what goes to groups, which comes before that.
 const MULTICAST_DEFAULT: u16 = ALL_DEFAULT - 1;
 
+/// Raw packets are those of the interface that the port is paired with. With that rules end, and queue pairs of raw packets go to
+/// the error state for good: whether who made them may have another's is asked when they are made.
+///
+/// By a work item, as for the MTU: RTNL is held when an interface goes.
+#[pin_data]
+pub(crate) struct RawPackets {
+    hw: Arc<Hardware>,
+    /// How many interfaces the port has lost.
+    lost: Atomic<u32>,
+    #[pin]
+    work: Work<RawPackets>,
+}
+
+impl_has_work! {
+    impl HasWork<Self> for RawPackets { self.work }
+}
+
+/// An interface that the port has, or has had: it is asked for before anything else is about what is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PortInterface(u32);
+
+impl RawPackets {
+    pub(crate) fn new(hw: &Arc<Hardware>) -> Result<Arc<Self>> {
+        Arc::pin_init(
+            pin_init!(Self {
+                hw: hw.clone(),
+                lost: Atomic::new(0),
+                work <- new_work!("ferrite_raw_packets"),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// The interface of the port, if the current process may have its packets: of `ENODEV` and `EPERM`
+    /// [`Device::check_raw_port`] tells.
+    pub(crate) fn interface(dev: &Device<Ferrite>) -> Result<PortInterface> {
+        let interface = PortInterface(dev.raw_packets.lost.load(Acquire));
+        dev.check_raw_port(PORT)?;
+        Ok(interface)
+    }
+
+    /// `ENODEV` where the port has lost that interface since. Where it has not, what was put into tables by whoever asks is found
+    /// there when it is lost.
+    pub(crate) fn still(&self, interface: PortInterface) -> Result {
+        // A full barrier: tables are looked at without a lock (`IrqXArray::next_index`).
+        match PortInterface(self.lost.fetch_add(0, Full)) == interface {
+            true => Ok(()),
+            false => Err(ENODEV),
+        }
+    }
+
+    /// The port has lost its interface. Does not wait for the device.
+    pub(crate) fn lose_interface(self: &Arc<Self>) {
+        self.lost.fetch_add(1, Full);
+        // Where it is queued already, it has yet to look.
+        drop(self.hw.work.enqueue(self.clone()));
+    }
+}
+
+impl WorkItem for RawPackets {
+    type Pointer = Arc<Self>;
+
+    fn run(this: Arc<Self>) {
+        let mut next = this.hw.flows.next_index(0);
+        while let Some(index) = next {
+            let flow = this.hw.flows.get(index);
+            if let Some(flow) = flow.filter(|flow| this.still(flow.interface).is_err()) {
+                // Its owner may end it meanwhile, which waits for this.
+                flow.object.destroy();
+            }
+            next = this.hw.flows.next_index(index + 1);
+        }
+        let mut next = this.hw.qps.next_index(0);
+        while let Some(index) = next {
+            if let Some(qp) = this.hw.qps.get(index) {
+                if qp.interface().is_some_and(|of| this.still(of).is_err()) {
+                    FerriteQp::lost_interface(&qp);
+                }
+            }
+            next = this.hw.qps.next_index(index + 1);
+        }
+    }
+}
+
 /// The driver's data of a rule. The fields are dropped in order: the device lets go of it before the number is free.
 pub(crate) struct FerriteFlow {
     object: DeviceObject,
-    _number: Number,
+    number: Number,
+    interface: PortInterface,
 }
 
 impl FlowOps for Ferrite {
@@ -67,8 +173,21 @@ impl FlowOps for Ferrite {
         if attr.port() != PORT {
             return Err(EINVAL);
         }
+        let flow_type = attr.flow_type();
+        let is_default = matches!(
+            flow_type,
+            Some(FlowType::AllDefault | FlowType::MulticastDefault)
+        );
+        // What a default rule is for is said by its name. A rule that is for more than was asked for is none.
+        if is_default && attr.specs().next().is_some() {
+            return Err(EINVAL);
+        }
+        let interface = qp.interface().ok_or(EINVAL)?;
+        // Not only who made the queue pair may make rules for it.
+        RawPackets::interface(dev)?;
+        dev.raw_packets.still(interface)?;
         let mut asked = Match::default();
-        let priority = match attr.flow_type() {
+        let priority = match flow_type {
             Some(FlowType::Normal) => {
                 for spec in attr.specs() {
                     asked.add(&spec)?;
@@ -79,6 +198,7 @@ impl FlowOps for Ferrite {
                 attr.priority()
             }
             Some(FlowType::AllDefault) => ALL_DEFAULT,
+            // Broadcast is one of the groups, as to mlx5.
             Some(FlowType::MulticastDefault) => {
                 asked.value.destination_mac[0] = 1;
                 asked.mask.destination_mac[0] = 1;
@@ -106,15 +226,22 @@ impl FlowOps for Ferrite {
         }
         let object =
             DeviceObject::create(&dev.hw, &command, CommandOpcode::DestroyFlow, number.get())?;
-        new.init(Ok::<_, Error>(FerriteFlow {
+        let index = number.get();
+        let flow = new.init(Ok::<_, Error>(FerriteFlow {
             object,
-            _number: number,
-        }))
+            number,
+            interface,
+        }))?;
+        announce(&dev.hw.flows, index, flow.get_ref().ok_or(ENODEV)?, || {
+            dev.raw_packets.still(interface)
+        })?;
+        Ok(flow)
     }
 
     /// Ends a rule: afterwards no frame is taken by it.
     fn destroy_flow(flow: &Flow<Self>) -> Result {
         flow.object.destroy();
+        drop(flow.device().hw.flows.remove(flow.number.get() as usize));
         Ok(())
     }
 }
@@ -139,6 +266,13 @@ impl Default for Match {
         }
     }
 }
+
+/// The flags of IPv4 that rules know, by the numbers of the core as well as the device's.
+const IPV4_FLAGS: u8 = abi::FRAGMENT_NONE | abi::FRAGMENT_MORE;
+const _: () = assert!(
+    bindings::ib_ipv4_flags_IB_IPV4_DONT_FRAG == abi::FRAGMENT_NONE as u32
+        && bindings::ib_ipv4_flags_IB_IPV4_MORE_FRAG == abi::FRAGMENT_MORE as u32
+);
 
 /// Of Ethernet, of IP, and of what is in that.
 const ETHERNET: u8 = 1 << 0;
@@ -169,6 +303,10 @@ impl Match {
                 }
                 let tagged = masked.mask.vlan_tag != 0;
                 (ETHERNET, if tagged { abi::FLOW_LAYER_VLAN } else { 0 })
+            }
+            // Of the flags there may be more than those that the device looks at.
+            FlowSpec::Ipv4(masked) if masked.mask.flags & !IPV4_FLAGS != 0 => {
+                return Err(errno::eopnotsupp());
             }
             FlowSpec::Ipv4(masked) => {
                 take! { masked:
@@ -322,5 +460,27 @@ mod tests {
         let other = asked.add(&FlowSpec::Other);
         assert_eq!(other, Err(errno::eopnotsupp()));
         Ok(())
+    }
+
+    #[test]
+    fn a_rule_about_flags_that_the_device_does_not_look_at_is_refused() {
+        let filter = |flags| Ipv4 {
+            src_ip: 0,
+            dst_ip: 0,
+            proto: 0,
+            tos: 0,
+            ttl: 0,
+            flags,
+        };
+        for (flags, mask) in [(0, 1), (1, 1), (8, 8), (2, 0x42), (0, 0xff)] {
+            let (value, mask) = (filter(flags), filter(mask));
+            let refused = Match::default().add(&FlowSpec::Ipv4(Masked { value, mask }));
+            assert_eq!(refused, Err(errno::eopnotsupp()));
+        }
+        // Those that do not count may be anything.
+        let (value, mask) = (filter(0xff), filter(abi::FRAGMENT_MORE));
+        let mut asked = Match::default();
+        let taken = asked.add(&FlowSpec::Ipv4(Masked { value, mask }));
+        assert_eq!((taken, asked.value.fragment), (Ok(()), abi::FRAGMENT_MORE));
     }
 }

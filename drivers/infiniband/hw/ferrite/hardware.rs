@@ -78,11 +78,13 @@ use crate::{
     rdma::{
         CqRef,
         EventSink,
+        FlowRef,
         MrRef,
         QpEvent,
         QpRef,
         QpType,
-        SrqRef, //
+        SrqRef,
+        WqRef, //
     },
     recovery::{
         Consumers,
@@ -217,6 +219,12 @@ pub(crate) struct Hardware {
     /// Queue pairs by number, for events.
     #[pin]
     pub(crate) qps: IrqXArray<QpRef<Ferrite>>,
+    /// Work queues, which have numbers of queue pairs that no queue pair has.
+    #[pin]
+    pub(crate) wqs: IrqXArray<WqRef<Ferrite>>,
+    /// Rules of flows by number, for when they end with the interface.
+    #[pin]
+    pub(crate) flows: IrqXArray<FlowRef<Ferrite>>,
     /// Shared receive queues by number, for events.
     #[pin]
     pub(crate) srqs: IrqXArray<SrqRef<Ferrite>>,
@@ -298,6 +306,8 @@ impl Hardware {
             doorbells,
             cqs <- new_irq_xarray!("ferrite_cqs"),
             qps <- new_irq_xarray!("ferrite_qps"),
+            wqs <- new_irq_xarray!("ferrite_wqs"),
+            flows <- new_irq_xarray!("ferrite_flows"),
             srqs <- new_irq_xarray!("ferrite_srqs"),
             regions <- new_irq_xarray!("ferrite_regions"),
             channels <- new_irq_xarray!("ferrite_channels"),
@@ -567,9 +577,9 @@ impl Hardware {
     }
 
     /// Whether anybody has a queue pair, but for that of management, which the core has for as long as there is the
-    /// device.
+    /// device, or a work queue.
     pub(crate) fn is_in_use(&self) -> bool {
-        self.qps.next_index(GSI_QPN as usize + 1).is_some()
+        self.qps.next_index(GSI_QPN as usize + 1).is_some() || !self.wqs.is_empty()
     }
 
     /// Gives up a device that works, as it is to begin anew: to its users that is a failure.
@@ -669,7 +679,10 @@ impl Hardware {
                     cq.report_error();
                 }
             }
-            EventCode::QueuePairFatal => self.queue_pair_event(event.id, QpEvent::Fatal),
+            EventCode::QueuePairFatal => match self.wqs.get(event.id as usize) {
+                Some(wq) => wq.report_fatal(),
+                None => self.queue_pair_event(event.id, QpEvent::Fatal),
+            },
             EventCode::QueuePairRequestError => {
                 self.queue_pair_event(event.id, QpEvent::RequestError);
             }

@@ -126,6 +126,10 @@ pub(crate) fn device_attributes(dev: &Device<Ferrite>) -> DeviceAttr {
         // Not for persistence: the device does not know what becomes of memory without power.
         flags = flags | DeviceCaps::FLUSH_GLOBAL;
     }
+    if dev.has(abi::FEATURE_RAW_PACKETS) {
+        // Not `IB_RAW_PACKET_CAP_IP_CSUM`, which is for checksums of what is sent, too: those are the program's.
+        flags = flags | DeviceCaps::MANAGED_FLOW_STEERING;
+    }
     let offered = |feature, number: u32| if dev.has(feature) { number } else { 0 };
     DeviceAttr {
         fw_ver: u64::from(major) << 32 | u64::from(minor) << 16 | u64::from(patch),
@@ -178,7 +182,6 @@ pub(crate) fn device_attributes(dev: &Device<Ferrite>) -> DeviceAttr {
             abi::FEATURE_RECEIVE_TABLES,
             1 << caps.receive_table_log_entries,
         ),
-        raw_checksums: dev.has(abi::FEATURE_RAW_PACKETS),
         max_pkeys: 1,
         local_ca_ack_delay: 15,
         timestamp_mask: caps::clock_mask(caps),
@@ -433,6 +436,9 @@ impl NetdevOps for Ferrite {
             NetdevEvent::Register | NetdevEvent::Up | NetdevEvent::ChangeMtu
         ) {
             follow_mtu(dev, netdev);
+        }
+        if event == NetdevEvent::Unregister {
+            dev.raw_packets.lose_interface();
         }
     }
 }

@@ -38,6 +38,10 @@ use crate::{
         told_to_kernel,
         Ferrite, //
     },
+    flow::{
+        PortInterface,
+        RawPackets, //
+    },
     kernel_ext::errno,
     numbers::Number,
     port::{
@@ -117,6 +121,8 @@ pub(crate) struct FerriteQp {
     refused: Atomic<u32>,
     /// How it receives by a table.
     spread: Option<Spread>,
+    /// Of raw packets, the interface that these are of.
+    interface: Option<PortInterface>,
     #[pin]
     values: Mutex<QpValues>,
     /// The multicast groups it is in, each as often as it was let in.
@@ -133,6 +139,11 @@ impl FerriteQp {
     /// How it receives, if that is by a table.
     pub(crate) fn spread(&self) -> Option<&Spread> {
         self.spread.as_ref()
+    }
+
+    /// The interface that its packets are of, if they are raw.
+    pub(crate) fn interface(&self) -> Option<PortInterface> {
+        self.interface
     }
 
     /// Base-2 logarithms of send blocks and receive entries.
@@ -199,8 +210,13 @@ impl FerriteQp {
         if service == Service::Raw && udata.is_none() {
             return Err(errno::eopnotsupp());
         }
+        let interface = match service {
+            Service::Raw => Some(RawPackets::interface(dev)?),
+            _ => None,
+        };
         if let (Some(table), Some(udata)) = (attr.rwq_table(), udata) {
-            return Self::create_spread(dev, new, attr, table, udata);
+            let interface = interface.ok_or(errno::eopnotsupp())?;
+            return Self::create_spread(dev, new, attr, (table, interface), udata);
         }
         let request: Option<UverbsQpRequest> = match udata {
             // A target has no queues to say anything about.
@@ -306,6 +322,7 @@ impl FerriteQp {
             last_receive: Atomic::new(0),
             refused: Atomic::new(0),
             spread: None,
+            interface,
             values <- new_mutex!(values, "ferrite_qp"),
             groups <- new_mutex!(KVec::new(), "ferrite_qp_groups"),
         }))?;
@@ -326,17 +343,15 @@ impl FerriteQp {
         dev: &Device<Ferrite>,
         mut new: New<'a, kind::Qp, Ferrite>,
         attr: &mut QpInitAttr<'_, Ferrite>,
-        table: &RwqTable<Ferrite>,
+        (table, interface): (&RwqTable<Ferrite>, PortInterface),
         udata: &Udata<'_, Ferrite>,
     ) -> Result<&'a Qp<Ferrite>> {
-        let is_raw = attr.qp_type() == Some(QpType::RawPacket);
-        if !is_raw || attr.send_cq().is_some() || attr.create_flags() != QpCreateFlags::default() {
+        if attr.send_cq().is_some() || attr.create_flags() != QpCreateFlags::default() {
             return Err(errno::eopnotsupp());
         }
         let request: UverbsHashRequest = udata.read(core::mem::size_of::<UverbsHashRequest>())?;
         let spread = Spread::new(table, &request)?;
-        let layout = RingLayout::RECORD_ONLY;
-        let (memory, _) = QueueMemory::of_nobody(dev, layout.blocks())?;
+        // To the core a queue pair has a number; the device knows of none.
         let number = dev.qpns.take(Holder::current())?;
         let qpn = number.get();
         let events = QpEvents::new()?;
@@ -348,14 +363,15 @@ impl FerriteQp {
         attr.set_cap(&values.cap);
         let qp = new.init(pin_init!(Self {
             object: None,
-            memory,
+            memory: QueueMemory::Nothing,
             number,
-            layout,
+            layout: RingLayout::RECORD_ONLY,
             state: Atomic::new(QpState::Reset.as_raw()),
             events,
             last_receive: Atomic::new(0),
             refused: Atomic::new(0),
             spread: Some(spread),
+            interface: Some(interface),
             values <- new_mutex!(values, "ferrite_qp"),
             groups <- new_mutex!(KVec::new(), "ferrite_qp_groups"),
         }))?;

@@ -81,6 +81,8 @@ pub(crate) enum QueueMemory<K> {
     Nobody {
         _memory: Lent<KernelBlocks>,
     },
+    /// None, as the device has no such queue.
+    Nothing,
 }
 
 impl<K> QueueMemory<K> {
@@ -135,7 +137,7 @@ impl<K> QueueMemory<K> {
     pub(crate) fn kernel(&self) -> Option<&K> {
         match self {
             Self::Kernel(kernel) => Some(kernel),
-            Self::Process(_) | Self::Nobody { .. } => None,
+            Self::Process(_) | Self::Nobody { .. } | Self::Nothing => None,
         }
     }
 

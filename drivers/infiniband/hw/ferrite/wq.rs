@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Work queues, which are queue pairs of raw packets without a send queue in the device, and tables of them
-//! (chapter 21).
+//! (indirection tables of receive side scaling; chapter 21).
 
 use crate::{
     abi,
@@ -20,10 +20,12 @@ use crate::{
     },
     commands::DeviceObject,
     device::Ferrite,
+    flow::RawPackets,
     kernel_ext::errno,
     numbers::Number,
     port::DEVICE_PORT,
     queue::{
+        announce,
         Extent,
         QueueMemory, //
     },
@@ -49,14 +51,6 @@ use kernel::{
     sync::Mutex, //
 };
 
-/// What hashes can be of.
-const HASHES: u32 = (abi::HASH_IPV4
-    | abi::HASH_TCP_IPV4
-    | abi::HASH_IPV6
-    | abi::HASH_TCP_IPV6
-    | abi::HASH_UDP_IPV4
-    | abi::HASH_UDP_IPV6) as u32;
-
 /// How a queue pair receives that has a table in place of a receive queue: its rules have the hash.
 #[derive(Clone, Copy)]
 pub(crate) struct Spread {
@@ -68,7 +62,10 @@ pub(crate) struct Spread {
 impl Spread {
     /// What a process asks for.
     pub(crate) fn new(table: &RwqTable<Ferrite>, request: &UverbsHashRequest) -> Result<Self> {
-        if request.types == 0 || request.types & !HASHES != 0 || request.reserved != 0 {
+        if request.types == 0
+            || request.types & !u32::from(abi::ALL_HASHES) != 0
+            || request.reserved != 0
+        {
             return Err(EINVAL);
         }
         Ok(Self {
@@ -111,6 +108,19 @@ fn checked(request: &UverbsWqRequest, max_log_entries: u8) -> Result<Extent> {
     Extent::new(request.buffer, request.length, &parts)
 }
 
+/// The state that a queue is in which was brought to `known`, as far as a process may say so that believes it in `said`: it may have
+/// failed by itself since, of which the process was told.
+fn believed(known: WqState, said: Option<WqState>) -> Option<WqState> {
+    let said = said.unwrap_or(known);
+    let failed = known == WqState::Ready && said == WqState::Error;
+    (said == known || failed).then_some(said)
+}
+
+/// Whether a queue receives nothing in that state.
+fn rests_in(state: QueuePairStateCode) -> bool {
+    matches!(state, QueuePairStateCode::Reset | QueuePairStateCode::Error)
+}
+
 impl FerriteWq {
     fn bring(wq: &Wq<Ferrite>, state: QueuePairStateCode) -> Result {
         let command = ModifyQueuePair {
@@ -119,7 +129,12 @@ impl FerriteWq {
             state: state.number(),
             ..ModifyQueuePair::zeroed()
         };
-        wq.device().hw.execute(&command)
+        let hw = &wq.device().hw;
+        match hw.execute(&command) {
+            // A failed device takes no more receives, nor completes them.
+            Err(_) if hw.is_dead() && rests_in(state) => Ok(()),
+            result => result,
+        }
     }
 }
 
@@ -137,6 +152,8 @@ impl WqOps for Ferrite {
         let (true, Some(udata)) = (dev.has(abi::FEATURE_RECEIVE_TABLES), udata) else {
             return Err(errno::eopnotsupp());
         };
+        // There is nothing to receive but by rules, which end with the interface that there is then.
+        RawPackets::interface(dev)?;
         if attr.max_wr() == 0
             || attr.max_wr() > 1 << dev.caps.rq_max_log_entries
             || attr.max_sge() > dev.caps.max_sge.into()
@@ -169,20 +186,23 @@ impl WqOps for Ferrite {
             number.get(),
         )?;
         attr.set_max_wr(1 << request.rq_log_entries);
-        new.set_wq_number(number.get());
-        new.init(pin_init!(FerriteWq {
+        let wqn = number.get();
+        new.set_wq_number(wqn);
+        let wq = new.init(pin_init!(FerriteWq {
             object,
             _memory: memory,
             number,
             state <- new_mutex!(WqState::Reset, "ferrite_wq"),
-        }))
+        }))?;
+        // The process is told its number by the core.
+        announce(&dev.hw.wqs, wqn, wq.get_ref().ok_or(ENODEV)?, || Ok(()))?;
+        Ok(wq)
     }
 
-    fn modify_wq(wq: &Wq<Self>, from: WqState, to: WqState) -> Result {
+    fn modify_wq(wq: &Wq<Self>, from: Option<WqState>, to: Option<WqState>) -> Result {
         let mut state = wq.state.lock();
-        if *state != from {
-            return Err(EINVAL);
-        }
+        let from = believed(*state, from).ok_or(EINVAL)?;
+        let to = to.unwrap_or(from);
         match (from, to) {
             (WqState::Reset, WqState::Ready) => {
                 FerriteWq::bring(wq, QueuePairStateCode::Init)?;
@@ -207,6 +227,7 @@ impl WqOps for Ferrite {
     /// Ends a work queue: afterwards the device touches neither queue nor buffers.
     fn destroy_wq(wq: &Wq<Self>) -> Result {
         wq.object.destroy();
+        drop(wq.device().hw.wqs.remove(wq.number.get() as usize));
         Ok(())
     }
 
@@ -219,6 +240,7 @@ impl WqOps for Ferrite {
         if !dev.has(abi::FEATURE_RECEIVE_TABLES) {
             return Err(errno::eopnotsupp());
         }
+        RawPackets::interface(dev)?;
         if let Some(udata) = udata {
             udata.expect_empty()?;
         }
@@ -254,6 +276,22 @@ impl WqOps for Ferrite {
 #[kunit_tests(ferrite_wq)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_knows_the_state_of_its_queue_or_that_it_has_failed() {
+        use WqState::{
+            Error,
+            Ready,
+            Reset, //
+        };
+        for known in [Reset, Ready, Error] {
+            assert_eq!(believed(known, None), Some(known));
+            for said in [Reset, Ready, Error] {
+                let right = said == known || (known, said) == (Ready, Error);
+                assert_eq!(believed(known, Some(said)), right.then_some(said));
+            }
+        }
+    }
 
     #[test]
     fn the_buffer_of_a_work_queue_has_all_its_parts() {

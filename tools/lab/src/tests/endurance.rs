@@ -50,9 +50,13 @@ pub const LIMITS: &[VmTest] = &[
 /// Who is not root.
 const ORDINARY: &str = "setpriv --reuid 1000 --regid 1000 --clear-groups";
 
-/// Runs a check of verbs-check that takes its time, as an ordinary user.
-fn check(vm: &Vm, case: &str, time: Duration) -> Result<()> {
-    let outcome = vm.run(&format!("exec {ORDINARY} verbs-check run {case}"), time)?;
+/// The same, but that he may have raw packets.
+const RAW: &str = "setpriv --reuid 1000 --regid 1000 --clear-groups --inh-caps +net_raw \
+                   --ambient-caps +net_raw";
+
+/// Runs a check of verbs-check that takes its time, as `who`.
+fn check(vm: &Vm, who: &str, case: &str, time: Duration) -> Result<()> {
+    let outcome = vm.run(&format!("exec {who} verbs-check run {case}"), time)?;
     let skips = Skips::read(skips::VERBS_CHECK, " -- ")?;
     let checks = Checks::read(&outcome.out, &skips);
     let said = format!("{}{}", outcome.out, outcome.err);
@@ -74,7 +78,10 @@ fn requests(cluster: &Cluster, count: u64) -> Result<()> {
     let seed = std::env::var("FERRITE_SEED").map_or(String::new(), |seed| format!("--seed {seed}"));
     // A hundred in a second are done on the slowest machine.
     let time = Duration::from_secs(120 + count / 100);
-    check(one, &format!("uverbs --count {count} {seed}"), time)?;
+    for who in [ORDINARY, RAW] {
+        let count = count / 2;
+        check(one, who, &format!("uverbs --count {count} {seed}"), time)?;
+    }
     nothing_left(one)?;
     still_works(cluster)
 }
@@ -84,6 +91,7 @@ fn killed(cluster: &Cluster, rounds: u64, objects: u64) -> Result<()> {
     let time = Duration::from_secs(120 + rounds * objects / 25);
     check(
         one,
+        ORDINARY,
         &format!("killed --rounds {rounds} --count {objects}"),
         time,
     )?;

@@ -264,12 +264,22 @@ fn renamed(cluster: &Cluster) -> Result<()> {
 
 fn moved_to_a_namespace(cluster: &Cluster) -> Result<()> {
     let (one, _) = cluster.two()?;
+    one.sh("rm -f /run/raw")?;
+    // Who has raw packets of the interface hears of it, and has none any more.
+    let raw = one.spawn("exec verbs-check run raw-lost >/run/raw 2>&1", 2 * TIME)?;
+    one.wait_for("grep -qs ready /run/raw", TIME)?;
     one.sh("ip netns add away; ip link set eth0 netns away")?;
     let gone = wait_unpaired(one);
+    let lost = raw.wait()?;
+    let said = one.sh("cat /run/raw")?;
     // Once by hand, once with the namespace.
     one.sh("ip netns exec away ip link set eth0 netns 1")?;
     configure(one)?;
     gone?;
+    ensure!(
+        lost.ok() && said.contains("done"),
+        "the program with raw packets did not end well: {lost:?}\n{said}"
+    );
     wait_active(one)?;
     still_works(cluster)?;
     one.sh("ip link set eth0 netns away; ip netns del away")?;

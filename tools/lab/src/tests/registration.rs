@@ -29,6 +29,10 @@ pub const TESTS: &[VmTest] = &[
         |cluster| by_itself(cluster, "private"),
     ),
     VmTest::new(
+        "raw packets, work queues and rules of flows are for who may have those of the interface",
+        |cluster| by_itself(cluster, "raw"),
+    ),
+    VmTest::new(
         "work requests that a process writes by hand register no pages and end nothing of others",
         |cluster| by_itself(cluster, "by-hand"),
     ),

@@ -155,7 +155,12 @@ fn left(rig: &Rig) -> Check<(String, String)> {
 }
 
 /// A request ends as it should, and leaves nothing behind.
-fn ends(rig: &Rig, what: &str, expected: i32, request: impl Fn() -> Result<(), i32>) -> Check {
+pub(super) fn ends(
+    rig: &Rig,
+    what: &str,
+    expected: i32,
+    request: impl Fn() -> Result<(), i32>,
+) -> Check {
     let before = left(rig)?;
     // More than once: what is given back late would show.
     for _ in 0..4 {

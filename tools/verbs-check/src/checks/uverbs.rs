@@ -11,8 +11,8 @@ use std::os::fd::RawFd;
 use std::time::Instant;
 
 use ferrite_abi::{
-    Plain, UverbsContextRequest, UverbsCqRequest, UverbsMrRequest, UverbsQpRequest,
-    UverbsSrqRequest, UVERBS_ABI_VERSION,
+    Plain, UverbsContextRequest, UverbsCqRequest, UverbsHashRequest, UverbsMrRequest,
+    UverbsQpRequest, UverbsSrqRequest, UverbsWqRequest, ALL_HASHES, UVERBS_ABI_VERSION,
 };
 
 use super::objects::{each_on_its_own, Rig};
@@ -32,6 +32,9 @@ enum Kind {
     Xrcd,
     Dm,
     Counters,
+    Wq,
+    Table,
+    Flow,
     Channel,
 }
 const KINDS: usize = Kind::Channel as usize + 1;
@@ -88,6 +91,7 @@ const ANSWERS: u64 = ARENA + (PAGES - 1) * PAGE;
 const GET_CONTEXT: u32 = 0;
 const EXTENDED: u32 = 0x8000_0000;
 const REQUESTS: u32 = 62;
+const MODIFY_WQ: u32 = 53 | EXTENDED;
 const OBJECTS: u64 = 19;
 /// First number of what drivers add.
 const OF_DRIVER: u16 = 1 << 12;
@@ -268,6 +272,106 @@ impl Session {
         }
     }
 
+    fn wq_part(&mut self) -> UverbsWqRequest {
+        UverbsWqRequest {
+            buffer: self.address() & !(PAGE - 1),
+            length: 16384,
+            rq_offset: 0,
+            record_offset: 8192,
+            rq_log_entries: 3,
+            rq_log_stride: 6,
+            reserved: [0; 3],
+        }
+    }
+
+    /// A request about work queues, tables of them, or rules.
+    fn raw(&mut self, pd: u32, cq: u32) -> Request {
+        let wq = self.handle(Kind::Wq);
+        match self.random.below(16) {
+            0..4 => {
+                let part = self.wq_part();
+                let flags = self.small(1) * self.small(8);
+                Request::new(52 | EXTENDED, &[0, 0, 0, 0, pd, cq, 8, 1, flags, 0])
+                    .private(part.as_bytes())
+                    .makes(Kind::Wq)
+            }
+            4..7 => {
+                let mask = self.random.pick(&[1, 1, 1, 3, 2, 4, 7]);
+                let (state, current) = (self.small(2), self.small(2));
+                Request::silent(MODIFY_WQ, &[mask, wq, state, current, 0, 0])
+            }
+            7 => Request::new(54 | EXTENDED, &[0, wq]),
+            8 | 9 => {
+                let log = self.small(3);
+                let mut words = vec![0, log];
+                words.extend((0..1 << log.min(5)).map(|_| self.handle(Kind::Wq)));
+                Request::new(55 | EXTENDED, &words).makes(Kind::Table)
+            }
+            10 => Request::silent(56 | EXTENDED, &[0, self.handle(Kind::Table)]),
+            // A queue pair that receives by a table.
+            11 => {
+                let part = UverbsHashRequest {
+                    types: u32::from(ALL_HASHES) & self.random.pick(&[1, 3, 0x3f, 0x7f]),
+                    reserved: 0,
+                    key: [0x5a; 40],
+                };
+                let mut words = vec![0, 0, pd, 0, 0, 0, 0, 0, 0, 0, 0];
+                words.push(u32::from_ne_bytes([0, 8, 0, 0]));
+                words.extend([1, 0, self.handle(Kind::Table), 0]);
+                Request::new(24 | EXTENDED, &words)
+                    .private(part.as_bytes())
+                    .makes(Kind::Qp)
+            }
+            12..15 => self.rule(),
+            _ => Request::silent(51 | EXTENDED, &[0, self.handle(Kind::Flow)]),
+        }
+    }
+
+    /// A rule of flows for a queue pair: the default ones, and specifications of which each says its size.
+    fn rule(&mut self) -> Request {
+        let mut specs = Vec::new();
+        let mut count = 0;
+        for (kind, filter) in [(0x20, 16), (0x30, 12), (0x31, 40), (0x40, 4), (0x41, 4)] {
+            if !self.random.one_in(3) {
+                continue;
+            }
+            count += 1;
+            let size = 8 + 2 * filter as u16;
+            let size = match self.random.one_in(12) {
+                true => self.random.nasty() as u16,
+                false => size,
+            };
+            let kind = match self.random.one_in(24) {
+                true => self.random.nasty(),
+                false => kind,
+            };
+            specs.extend([kind, size.into()]);
+            // What it is to be, and what of that counts.
+            for _ in 0..filter / 2 {
+                specs.push(match self.random.one_in(3) {
+                    true => self.random.nasty(),
+                    false => 0,
+                });
+            }
+        }
+        let bytes = match self.random.one_in(24) {
+            true => self.random.nasty(),
+            false => specs.len() as u32 * 4,
+        };
+        // Mostly normal ones, with what is to make a difference, and at times the default ones.
+        let kind = match count {
+            0 => self.random.pick(&[0, 1, 2, 3]),
+            _ => self.random.pick(&[0, 0, 0, 0, 0, 1]),
+        };
+        let priority = self.small(16) << 16;
+        let last = u32::from_ne_bytes([count, 0, 0, 1]);
+        let flags = self.small(1) * self.small(4);
+        let qp = self.handle(Kind::Qp);
+        let mut words = vec![0, qp, kind, (bytes & 0xffff) | priority, last, flags];
+        words.extend(specs);
+        Request::new(50 | EXTENDED, &words).makes(Kind::Flow)
+    }
+
     fn mr_part(&mut self) -> Vec<u8> {
         let kind = match self.random.below(6) {
             0 => 1,
@@ -304,6 +408,10 @@ impl Session {
         let (state, mask) = self.random.pick(&[
             (1u8, 0x0001 | 0x0008 | 0x0010 | 0x0020),
             (1, 0x0001 | 0x0040 | 0x0010 | 0x0020),
+            // Of raw packets.
+            (1, 0x0001 | 0x0020),
+            (2, 0x0001),
+            (3, 0x0001),
             (
                 2,
                 0x0001 | 0x0080 | 0x0100 | 0x1000 | 0x8000 | 0x2_0000 | 0x10_0000,
@@ -349,7 +457,8 @@ impl Session {
     fn request(&mut self) -> Request {
         let pd = self.handle(Kind::Pd);
         let cq = self.handle(Kind::Cq);
-        match self.random.below(40) {
+        match self.random.below(46) {
+            40.. => self.raw(pd, cq),
             0 => Request::new(1, &[]),
             1 => Request::new(2, &[self.small(2), 0]),
             2 | 3 => Request::new(3, &[]).makes(Kind::Pd),
@@ -554,6 +663,7 @@ impl Session {
     /// Says a request to the kernel: 0, or an errno value.
     fn say(&mut self, request: &Request) -> i32 {
         let (place, room) = self.place(request.answers);
+        let request = &possible(request);
         let extended = request.number & EXTENDED != 0;
         let mut body = Vec::new();
         if request.answers && !extended {
@@ -678,8 +788,35 @@ impl Session {
         let answer = |id: u16, length: u16| number(id, length, ANSWERS + 8 * u64::from(id & 31));
         let (dm, mr) = (self.handle(Kind::Dm), self.handle(Kind::Mr));
         let (pd, cq) = (self.handle(Kind::Pd), self.handle(Kind::Cq));
+        let queue = self.wq_part();
         let own = OF_DRIVER;
-        let (object, method, mut attributes) = match self.random.below(20) {
+        let (object, method, mut attributes) = match self.random.below(23) {
+            20 | 21 => {
+                let mut parts = vec![
+                    handle(0, 0),
+                    handle(1, pd),
+                    number(3, 8, 0),
+                    number(4, 8, 0),
+                    number(6, 4, 8),
+                    number(7, 4, 1),
+                    number(8, 4, 0),
+                    answer(9, 4),
+                    answer(10, 4),
+                    number(own, 32, inline(queue.as_bytes())),
+                ];
+                if !self.random.one_in(4) {
+                    parts.push(handle(2, cq));
+                }
+                (12, 0, parts)
+            }
+            22 => match self.random.below(3) {
+                0 => {
+                    let wq = self.handle(Kind::Wq);
+                    (12, 1, vec![handle(0, wq), answer(1, 4)])
+                }
+                1 => (9, 0, vec![handle(0, self.handle(Kind::Flow))]),
+                _ => (11, 0, vec![handle(0, self.handle(Kind::Table))]),
+            },
             0 | 1 => {
                 let length = self.length() % (1 << 17);
                 let align = u64::from(self.small(14));
@@ -854,6 +991,7 @@ impl Session {
                 self.offsets.push(answered(8 * u64::from(own & 31)));
             }
             (7, 0 | 5) => self.handles[Kind::Mr as usize].push(made),
+            (12, 0) => self.handles[Kind::Wq as usize].push(made),
             (15, 0) => self.handles[Kind::Counters as usize].push(made),
             (16, 0) => not_waiting(made as RawFd),
             _ => {}
@@ -953,7 +1091,12 @@ impl Session {
         let name = format!("{extended}request {}", request.number & !EXTENDED);
         *self.done.entry(name).or_default() += 1;
         let Some(kind) = request.makes else { return };
-        let first = answered(0);
+        // Some answers begin with what they are, and how long.
+        let first = match kind {
+            Kind::Wq | Kind::Table => answered(8),
+            Kind::Flow => answered(0) >> 32,
+            _ => answered(0),
+        };
         let (made, second) = (first as u32, (first >> 32) as u32);
         let handles = &mut self.handles[kind as usize];
         handles.push(made);
@@ -985,6 +1128,24 @@ impl Session {
         }
         self.calls += 1;
     }
+}
+
+/// A request that the kernel itself is up to: one that brings a work queue to a state which there is not leaves it locked for
+/// good, and the kernel warns of that when the file is closed (Documentation/upstream.md). No driver sees it.
+fn possible(request: &Request) -> Request {
+    const STATES: std::ops::Range<usize> = 8..16;
+    let mut request = request.clone();
+    if request.number == MODIFY_WQ {
+        for (at, byte) in request.body.iter_mut().enumerate() {
+            if STATES.contains(&at) {
+                *byte = match at % 4 {
+                    0 => *byte % 3,
+                    _ => 0,
+                };
+            }
+        }
+    }
+    request
 }
 
 /// Up to eight bytes are in the attribute itself.
@@ -1175,6 +1336,25 @@ const EXPECTED: &[&str] = &[
     "method 0x1 of object 14",
     "mmap",
 ];
+/// The same of a process that may have raw packets.
+const EXPECTED_RAW: &[&str] = &[
+    "extended request 50",
+    "extended request 51",
+    "extended request 52",
+    "extended request 53",
+    "extended request 54",
+    "extended request 55",
+    "extended request 56",
+    "method 0x0 of object 12",
+];
+/// Whether this is one.
+fn may_have_raw_packets() -> bool {
+    const CAP_NET_RAW: u64 = 1 << 13;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let bits = effective.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
+    bits.unwrap_or(0) & CAP_NET_RAW != 0
+}
 /// So many calls are enough for that.
 const ENOUGH: u64 = 20_000;
 
@@ -1208,8 +1388,13 @@ fn calls(options: &Options, seed: u64, count: u64) -> Check {
         start.elapsed().as_secs(),
         done.len()
     );
+    let raw = match may_have_raw_packets() {
+        true => EXPECTED_RAW,
+        false => &[],
+    };
     let missing: Vec<&str> = EXPECTED
         .iter()
+        .chain(raw)
         .copied()
         .filter(|name| !done.contains_key(*name))
         .collect();

@@ -22,6 +22,7 @@ use crate::{
         Mtu,
         Qp,
         QpAttr,
+        QpEvent,
         QpState,
         QpType, //
     },
@@ -47,6 +48,11 @@ impl FerriteQp {
                 .settle(command.address_vector.source_gid_index, true)?;
         }
         let mut values = qp.values.lock();
+        let rests = matches!(attr.state(), Some(QpState::Reset | QpState::Err));
+        if let Some(interface) = qp.interface.filter(|_| !rests) {
+            // Where it is lost from now on, `lost_interface` finds the queue pair in its new state.
+            dev.raw_packets.still(interface)?;
+        }
         let current = attr.current_state().unwrap_or(values.state);
         let next = attr.state().unwrap_or(current);
         let qp_type = qp.qp_type().ok_or(EINVAL)?;
@@ -92,6 +98,41 @@ impl FerriteQp {
             }
         }
         Ok(())
+    }
+}
+
+impl FerriteQp {
+    /// The interface whose raw packets it has went away: it does not get out of the error state any more, but to end. Sleeps.
+    pub(crate) fn lost_interface(qp: &Qp<Ferrite>) {
+        let hw = &qp.device().hw;
+        let mut values = qp.values.lock();
+        if matches!(values.state, QpState::Reset | QpState::Err) && qp.spread.is_none() {
+            return;
+        }
+        if qp.spread.is_none() {
+            let command = ModifyQueuePair {
+                qpn: qp.number(),
+                mask: abi::MODIFY_STATE,
+                state: QpState::Err.as_raw() as u8,
+                ..ModifyQueuePair::zeroed()
+            };
+            match hw.execute(&command) {
+                // It ends meanwhile.
+                Err(error) if error == ENOENT => return,
+                Err(error) if !hw.is_dead() => {
+                    dev_warn!(
+                        hw.pdev,
+                        "a queue pair keeps the raw packets of its interface: {:?}\n",
+                        error
+                    );
+                }
+                _ => {}
+            }
+            values.state = QpState::Err;
+            qp.state.store(QpState::Err.as_raw(), Relaxed);
+        }
+        drop(values);
+        Self::raise(qp, QpEvent::Fatal);
     }
 }
 
