@@ -597,10 +597,15 @@ impl<D: Driver> Device<D> {
     }
 
     /// There is no hardware behind it any more: where it is up it is stopped, and users are told `ENODEV` until there is
-    /// ([`Self::attach`]). What they have set of it stays.
+    /// ([`Self::attach`]). What they have set of it stays. When this returns no queue is found to be
+    /// [stuck](TimeoutOps::tx_timeout), nor will be.
     pub fn detach(&self, rtnl: &Rtnl) {
-        // SAFETY: The reference keeps the device.
-        unsafe { bindings::netif_device_detach(self.as_raw()) };
+        // SAFETY: The reference keeps the device. The watchdog, which looks for queues that are stuck where there is
+        // hardware, has the lock that the second function takes: also of a device that is up and could not be opened.
+        unsafe {
+            bindings::netif_device_detach(self.as_raw());
+            bindings::netif_tx_disable(self.as_raw());
+        }
         self.halt(rtnl);
     }
 
