@@ -18,6 +18,7 @@ mod ethernet;
 mod ethtool;
 mod napi;
 mod ops;
+mod print;
 mod rtnl;
 mod skb;
 #[cfg(all(CONFIG_KUNIT, not(net_no_tests)))]
@@ -30,5 +31,6 @@ pub use ethernet::*;
 pub use ethtool::*;
 pub use napi::*;
 pub use ops::*;
+pub use print::*;
 pub use rtnl::*;
 pub use skb::*;

@@ -9,9 +9,9 @@ use crate::kernel_ext::ratelimit::RateLimit;
 use crate::kernel_ext::spinlock::{new_irq_spinlock, IrqSpinLock};
 use crate::link::{self, Link};
 use crate::net::{
-    Device, DriverInfo, DropReason, EthtoolOps, LinkSettings, MacAddress, MacOps, MtuOps, NapiOps,
-    Ops, PollContext, Rtnl, RxMode, RxModeOps, Skb, SkbQueue, Statistics, StatisticsNames,
-    StatisticsOps, VlanOps, Xmit,
+    netdev_info, Device, DriverInfo, DropReason, EthtoolOps, LinkSettings, MacAddress, MacOps,
+    MtuOps, NapiOps, Ops, PollContext, Rtnl, RxMode, RxModeOps, Skb, SkbQueue, Statistics,
+    StatisticsNames, StatisticsOps, VlanOps, Xmit,
 };
 use crate::protocol::{
     Link as FarLink, Statistics as FarStatistics, Unsent, FILTER_ALL_MULTICAST, FILTER_PROMISCUOUS,
@@ -173,12 +173,7 @@ impl Device<Split> {
                 .allows(c"rust_rdma_split_host: changes of the far link")
         {
             let state = if is_up { "up" } else { "down" };
-            pr_info!(
-                "{}: the far link is {}, MTU {}\n",
-                self.name(),
-                state,
-                link.mtu
-            );
+            netdev_info!(self, "the far link is {}, MTU {}\n", state, link.mtu);
         }
         if standing.is_configured {
             self.set_carrier(is_up);

@@ -46,6 +46,8 @@ use crate::{
         workqueue::OwnedQueue,
     },
     net::{
+        netdev_info,
+        netdev_warn,
         without_bottom_halves,
         Config,
         Device,
@@ -295,9 +297,9 @@ impl ChannelListener {
         }
         let stopped = what & abi::BAD_BUFFERS_STOPPED != 0;
         if self.dev.prints.allows(c"ferrite channels") {
-            pr_warn!(
-                "{}: channel {}: the device refuses what was {} at {}{}\n",
-                self.dev.name(),
+            netdev_warn!(
+                self.dev,
+                "channel {}: the device refuses what was {} at {}{}\n",
                 self.number,
                 if transmit {
                     "sent"
@@ -536,9 +538,9 @@ impl Device<Interface> {
             (channels, settings.fit(&caps, channels))
         };
         if less {
-            pr_warn!(
-                "{}: the device can do less than the one before, MTU, rings or the table are smaller\n",
-                self.name()
+            netdev_warn!(
+                self,
+                "the device can do less than the one before, MTU, rings or the table are smaller\n"
             );
         }
         if self.tx_queues() != channels {
@@ -604,7 +606,7 @@ impl Driver for Interface {
         }
         dev.make_channels(&behind).inspect_err(|error| {
             dev.close();
-            pr_warn!("{}: channels cannot be made: {:?}\n", dev.name(), error);
+            netdev_warn!(dev, "channels cannot be made: {:?}\n", error);
         })
     }
 
@@ -840,7 +842,7 @@ impl TimeoutOps for Interface {
             napi.queue().counters.tx_timeouts.add(1);
         }
         if dev.prints.allows(c"ferrite timeouts") {
-            pr_warn!("{}: channel {} sends nothing\n", dev.name(), queue);
+            netdev_warn!(dev, "channel {} sends nothing\n", queue);
         }
         Repairs::restart_soon(dev);
     }
@@ -918,14 +920,14 @@ impl Attachment {
                 return Err(error);
             }
             // What else the function is good for does not wait for it.
-            pr_warn!("{}: is not opened yet: {:?}\n", dev.name(), error);
+            netdev_warn!(dev, "is not opened yet: {:?}\n", error);
             Repairs::restart_soon(dev);
         }
         // Events of the link find it by now.
         this.hw.tell_carrier();
-        pr_info!(
-            "{}: {} channels, MTU to {}\n",
-            dev.name(),
+        netdev_info!(
+            dev,
+            "{} channels, MTU to {}\n",
             dev.napis().len(),
             dev.behind()?.caps.max_mtu
         );

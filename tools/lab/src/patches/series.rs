@@ -708,6 +708,7 @@ mapped for as long as they are in their place, while its driver is bound.
             "rust/net/ethtool.rs",
             "rust/net/napi.rs",
             "rust/net/ops.rs",
+            "rust/net/print.rs",
             "rust/net/rtnl.rs",
         ],
         edits: &[],

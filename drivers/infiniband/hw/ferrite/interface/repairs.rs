@@ -16,6 +16,7 @@ use crate::{
         workqueue::hasten,
     },
     net::{
+        netdev_warn,
         Device,
         Hold,
         Rtnl, //
@@ -182,7 +183,7 @@ impl WorkItem for Repairs {
             let Err(error) = dev.mend(rtnl) else {
                 return;
             };
-            pr_warn!("{}: channels are not made anew: {:?}\n", dev.name(), error);
+            netdev_warn!(dev, "channels are not made anew: {:?}\n", error);
             // With RTNL held: who takes the device from behind the interface does that, and has it stand down.
             if dev.is_served(rtnl) {
                 Self::restart_soon(&dev);
