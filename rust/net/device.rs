@@ -505,23 +505,10 @@ impl<D: Driver> Device<D> {
 
     /// From now on it sends and receives by so many queues, of those that it was made with.
     pub fn set_queues(&self, _rtnl: &Rtnl, queues: u16) -> Result {
-        if queues == 0 || !self.check_queue(queues - 1) {
-            return Err(EINVAL);
-        }
-        let set_rx = |queues: u16| {
-            // SAFETY: The reference keeps the device, and RTNL is held. The function looks whether it has so many.
-            to_result(unsafe {
-                bindings::netif_set_real_num_rx_queues(self.as_raw(), queues.into())
-            })
-        };
-        let before = self.tx_queues();
-        set_rx(queues)?;
-        // SAFETY: The reference keeps the device, and RTNL is held. It has that many to send by.
-        to_result(unsafe { bindings::netif_set_real_num_tx_queues(self.as_raw(), queues.into()) })
-            .inspect_err(|_| {
-                // Both or neither.
-                let _ = set_rx(before);
-            })
+        let queues = queues.into();
+        // SAFETY: The reference keeps the device, and RTNL is held. The function looks whether it has so many, and sets
+        // both numbers or neither.
+        to_result(unsafe { bindings::netif_set_real_num_queues(self.as_raw(), queues, queues) })
     }
 
     /// Has the driver open it, and queues polled and frames sent. `EBUSY` where the driver asks for that while it is told

@@ -150,6 +150,46 @@ impl Behind {
         let most = self.handlers.count().min(MOST_CHANNELS) as u16;
         most.min(self.caps.channels)
     }
+
+    /// Has interrupts of so many channels put off for so long, and no longer than until there are so many frames; where the
+    /// device refuses that of one, those of all are put off as they were. Sleeps.
+    fn moderate(&self, channels: u16, microseconds: u16, frames: u16) -> Result {
+        let handlers = &self.handlers;
+        change_all_or_none(
+            channels,
+            |handler| {
+                let before = handlers.moderation(handler)?;
+                handlers.set_moderation(handler, microseconds, frames)?;
+                Ok(before)
+            },
+            |handler, (microseconds, frames)| {
+                // One that took the others takes what it had, or does nothing any more.
+                let _ = handlers.set_moderation(handler, microseconds, frames);
+            },
+        )
+    }
+}
+
+/// Changes all of `count`, by `change`, which gives what was before; where that fails what was before is put `back`.
+fn change_all_or_none<T: Copy>(
+    count: u16,
+    mut change: impl FnMut(u16) -> Result<T>,
+    mut back: impl FnMut(u16, T),
+) -> Result {
+    let mut before = [None; MOST_CHANNELS as usize];
+    for number in 0..count {
+        let place = before.get_mut(usize::from(number)).ok_or(EINVAL)?;
+        match change(number) {
+            Ok(was) => *place = Some(was),
+            Err(error) => {
+                for (number, was) in (0..number).zip(before.iter().flatten()) {
+                    back(number, *was);
+                }
+                return Err(error);
+            }
+        }
+    }
+    Ok(())
 }
 
 /// What users have set.
@@ -463,7 +503,7 @@ impl Device<Interface> {
     fn make_channels(&self, behind: &Behind) -> Result {
         let parent = self.parent().ok_or(ENODEV)?;
         let Behind { hw, handlers, .. } = behind;
-        let settings = self.settings.lock();
+        let mut settings = self.settings.lock();
         let layout = Layout {
             transmit_log_blocks: settings.transmit_log_blocks,
             receive_log_entries: settings.receive_log_entries,
@@ -502,8 +542,19 @@ impl Device<Interface> {
             opened.listed.add(self, number)?;
         }
         if let Some((microseconds, frames)) = settings.coalescing {
-            for handler in 0..channels {
-                handlers.set_moderation(handler, microseconds, frames)?;
+            if let Err(error) = behind.moderate(channels, microseconds, frames) {
+                if hw.is_dead() {
+                    return Err(error);
+                }
+                // It receives and sends all the same.
+                netdev_warn!(
+                    self,
+                    "interrupts are not put off for {} us, or {} frames: {:?}\n",
+                    microseconds,
+                    frames,
+                    error
+                );
+                settings.coalescing = None;
             }
         }
         self.tell_redirection(behind, &settings, channels)?;
@@ -550,14 +601,28 @@ impl Device<Interface> {
             self.most_to_segment.store(caps.max_transmit_bytes, Relaxed);
             self.set_most_to_segment(rtnl, caps.max_transmit_bytes);
         }
-        let max_mtu = caps.max_mtu.into();
-        self.set_max_mtu(rtnl, max_mtu);
+        self.set_max_mtu(rtnl, caps.max_mtu.into());
         self.attach(rtnl)?;
-        if self.mtu() > max_mtu {
-            // The device was told by `open`; now so is everybody else.
-            self.request_mtu(rtnl, max_mtu)?;
-        }
+        self.fit_mtu(rtnl, &caps);
         Ok(())
+    }
+
+    /// Has its MTU be one that the device behind it has, which was told so by `open`: now everybody else is. Who uses the
+    /// interface may not want that, which is said, and asked for again when it is mended the next time.
+    fn fit_mtu(&self, rtnl: &Rtnl, caps: &EthernetCaps) {
+        let most = caps.max_mtu.into();
+        if self.mtu() <= most {
+            return;
+        }
+        if let Err(error) = self.request_mtu(rtnl, most) {
+            netdev_warn!(
+                self,
+                "MTU {} is more than the {} of the device, and stays: {:?}\n",
+                self.mtu(),
+                most,
+                error
+            );
+        }
     }
 
     /// Opens it again where that has failed, after what was changed is as it was. Where that fails, too, it is tried later.
@@ -573,7 +638,9 @@ impl Device<Interface> {
             return self.fit_and_attach(rtnl);
         }
         self.restart(rtnl, || ())?;
-        self.reopen(rtnl)
+        self.reopen(rtnl)?;
+        self.fit_mtu(rtnl, &self.behind()?.caps);
+        Ok(())
     }
 
     /// Whether there is a device behind it that works.
@@ -996,6 +1063,33 @@ mod tests {
                 | abi::INTERFACE_ALL_MULTICAST
         );
         Ok(())
+    }
+
+    #[test]
+    fn what_cannot_be_changed_of_all_is_changed_of_none() {
+        let put = |numbers: &mut [u16; 4], refused: u16| {
+            let numbers = core::cell::RefCell::new(numbers);
+            change_all_or_none(
+                4,
+                |number| {
+                    if number == refused {
+                        return Err(EIO);
+                    }
+                    Ok(core::mem::replace(
+                        &mut numbers.borrow_mut()[usize::from(number)],
+                        9,
+                    ))
+                },
+                |number, before| numbers.borrow_mut()[usize::from(number)] = before,
+            )
+        };
+        let mut numbers = [1, 2, 3, 4];
+        for refused in 0..4 {
+            assert_eq!(put(&mut numbers, refused), Err(EIO));
+            assert_eq!(numbers, [1, 2, 3, 4]);
+        }
+        assert_eq!(put(&mut numbers, 4), Ok(()));
+        assert_eq!(numbers, [9; 4]);
     }
 
     fn caps() -> EthernetCaps {

@@ -16,6 +16,7 @@ use crate::{
     },
     dma_types::DeviceChannelCounters,
     net::{
+        netdev_warn,
         ChannelsOps,
         CoalesceOps,
         Coalescing,
@@ -180,11 +181,7 @@ impl CoalesceOps for Interface {
         let microseconds = u16::try_from(coalescing.microseconds).map_err(|_| EINVAL)?;
         let count = u16::try_from(coalescing.frames).map_err(|_| EINVAL)?;
         let behind = dev.behind()?;
-        for handler in 0..behind.channels() {
-            behind
-                .handlers
-                .set_moderation(handler, microseconds, count)?;
-        }
+        behind.moderate(behind.channels(), microseconds, count)?;
         dev.settings.lock().coalescing = Some((microseconds, count));
         Ok(())
     }
@@ -204,10 +201,11 @@ impl ChannelsOps for Interface {
         }
         let set = |channels| {
             let spread = |channels| dev.settings.lock().redirection.set_channels(channels);
+            let there = dev.tx_queues();
             spread(channels)?;
             dev.set_queues(rtnl, channels).inspect_err(|_| {
-                // As many as there were the table can name.
-                let _ = spread(before);
+                // As many as there are the table can name.
+                let _ = spread(there);
             })?;
             dev.settings.lock().channels = channels;
             Ok(())
@@ -216,7 +214,9 @@ impl ChannelsOps for Interface {
             Ok(set) => set,
             Err(error) => {
                 // There may be no memory for more of them.
-                set(before)?;
+                if let Err(back) = set(before) {
+                    netdev_warn!(dev, "has no {} channels again: {:?}\n", before, back);
+                }
                 dev.reopen_or_repair(rtnl);
                 Err(error)
             }
