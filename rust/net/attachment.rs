@@ -10,8 +10,8 @@
 //! the attachment stays, without an interface.
 
 use super::{
-    EthernetHeader, Frames, InterfaceName, LinkSettings, MacAddress, Rtnl, Skb, Statistics,
-    VlanTag, PROTOCOL_VLAN,
+    DropReason, EthernetHeader, Frames, InterfaceName, LinkSettings, MacAddress, Rtnl, Skb,
+    Statistics, VlanTag, PROTOCOL_VLAN,
 };
 use crate::bindings;
 use crate::kernel_ext::errno::enobufs;
@@ -507,7 +507,10 @@ impl<U: Upper> Handle<U> {
     pub fn send(&self, skb: Skb) -> Result {
         let header = match skb.ethernet_header() {
             Some(header) if skb.linear().len() >= EthernetHeader::SIZE => header,
-            _ => return Err(EINVAL),
+            _ => {
+                skb.discard(DropReason::BadHeader);
+                return Err(EINVAL);
+            }
         };
         // What is smaller is a length (IEEE 802.3), as `eth_type_trans` has it.
         let protocol = match header.protocol {
@@ -517,10 +520,12 @@ impl<U: Upper> Handle<U> {
         let _rcu = rcu::read_lock();
         let dev = self.inner.dev.load(Acquire);
         if dev.is_null() {
+            skb.discard(DropReason::NotReady);
             return Err(ENODEV);
         }
         // SAFETY: By the type invariant of `Inner` the interface stays until the RCU read lock is given up.
         if !unsafe { bindings::netif_running(dev) && bindings::netif_carrier_ok(dev) } {
+            skb.discard(DropReason::NotReady);
             return Err(enobufs());
         }
         // SAFETY: The buffer is ours. By the type invariant of `Inner` the interface stays until the RCU read lock is

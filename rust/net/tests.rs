@@ -91,7 +91,7 @@ impl Driver for Echo {
 
     fn stop(dev: &Device<Self>, rtnl: &Rtnl) {
         dev.set_carrier(false);
-        dev.on_their_way.clear();
+        dev.on_their_way.clear(DropReason::NotReady);
         dev.seen.stopped.fetch_add(1, Relaxed);
         if dev.seen.strange.xchg(0, Relaxed) != 0 {
             let _ = dev.restart(rtnl, || ());
@@ -1067,7 +1067,7 @@ mod net_tests {
                         }
                         Err(_) => {}
                     }
-                    handle.upper().taken.clear();
+                    handle.upper().taken.clear(DropReason::NotSpecified);
                     if this.sent.load(Relaxed) % 64 == 0 {
                         fsleep(Delta::from_millis(1));
                     }

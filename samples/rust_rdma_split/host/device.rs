@@ -216,7 +216,7 @@ impl crate::net::Driver for Split {
     }
 
     fn stop(dev: &Device<Self>, _rtnl: &Rtnl) {
-        dev.arrived.clear();
+        dev.arrived.clear(DropReason::NotReady);
     }
 
     fn start_xmit(dev: &Device<Self>, mut skb: Skb) -> Xmit {

@@ -721,9 +721,9 @@ impl Driver for Interface {
                 Xmit::Taken
             }
             Err(Refused::Full(skb)) => Xmit::Busy(skb),
-            Err(Refused::Bad(skb)) => {
+            Err(Refused::Bad(skb, reason)) => {
                 queue.counters.tx_dropped.add(1);
-                skb.discard(DropReason::NotSpecified);
+                skb.discard(reason);
                 Xmit::Taken
             }
         }
