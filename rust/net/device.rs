@@ -511,6 +511,24 @@ impl<D: Driver> Device<D> {
         to_result(unsafe { bindings::netif_set_real_num_queues(self.as_raw(), queues, queues) })
     }
 
+    /// Whether the driver may be given a frame of a queue; where not the queue is stopped. The caller has the queue's lock.
+    #[inline]
+    fn may_send(&self, queue: u16) -> bool {
+        self.private().started.load(Relaxed) == STARTED || self.stop_woken(queue)
+    }
+
+    /// A queue sends of a device that is stopped: it was woken by who could not know. Whether it was started meanwhile.
+    #[cold]
+    fn stop_woken(&self, queue: u16) -> bool {
+        self.stop_queue(queue);
+        // Who starts it says so before he wakes all queues, and this looks after it has stopped one.
+        let started = self.private().started.load(Relaxed) == STARTED;
+        if started {
+            self.wake_queue(queue);
+        }
+        started
+    }
+
     /// Has the driver open it, and queues polled and frames sent. `EBUSY` where the driver asks for that while it is told
     /// to open or to stop it.
     fn start(&self, rtnl: &Rtnl) -> Result {
@@ -544,15 +562,13 @@ impl<D: Driver> Device<D> {
             return;
         }
         started.store(CHANGING, Relaxed);
-        // SAFETY: The reference keeps the device. When this returns nobody is in `start_xmit`, or will be.
+        // SAFETY: The reference keeps the device. When this returns nobody is in `start_xmit`; nor will anybody be, as it
+        // has had the lock of each queue since the device was said not to be started.
         unsafe { bindings::netif_tx_disable(self.as_raw()) };
         for napi in self.napis() {
             // SAFETY: It was enabled when the device was started. When this returns it is not polled, nor will be.
             unsafe { bindings::napi_disable(napi.as_raw()) };
         }
-        // A queue may have been polled meanwhile, and have woken another.
-        // SAFETY: The reference keeps the device.
-        unsafe { bindings::netif_tx_disable(self.as_raw()) };
         D::stop(self, rtnl);
         started.store(STOPPED, Relaxed);
     }
@@ -1073,7 +1089,12 @@ unsafe extern "C" fn start_xmit<D: Driver>(
     let Some(owned) = (unsafe { Skb::from_raw(skb) }) else {
         return bindings::netdev_tx_NETDEV_TX_OK;
     };
-    match D::start_xmit(device, owned) {
+    let given = if device.may_send(owned.queue()) {
+        D::start_xmit(device, owned)
+    } else {
+        Xmit::Busy(owned)
+    };
+    match given {
         Xmit::Busy(back) if back.as_raw() == skb => {
             // The core has it again.
             let _ = back.into_raw();

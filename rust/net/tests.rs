@@ -610,6 +610,29 @@ mod net_tests {
         Ok(())
     }
 
+    #[test]
+    fn a_queue_that_is_woken_while_a_device_is_stopped_sends_nothing() -> Result {
+        let seen = seen()?;
+        let dev = register(c"kunitnet12", &seen)?;
+        let attachment = Attachment::new(c"kunitnet12", Taker::new())?;
+        let handle = attachment.handle();
+        bring_up(&dev)?;
+        let sent = seen.sent.load(Relaxed);
+        let during = Rtnl::with(|rtnl| {
+            dev.restart(rtnl, || {
+                dev.set_carrier(true);
+                dev.wake_queue(0);
+                handle.send(frame(&handle, 2)?)?;
+                Ok::<_, Error>(seen.sent.load(Relaxed))
+            })
+        })??;
+        assert_eq!(during, sent);
+        // It waits, and is sent when it was started again.
+        assert!(becomes(|| seen.sent.load(Relaxed) > sent));
+        assert!(becomes(|| attachment.upper().taken.len() == 1));
+        Ok(())
+    }
+
     fn empty_frame() -> Result<Skb> {
         let mut skb = empty(100)?;
         fill(&mut skb, OWN, 2)?;
