@@ -25,12 +25,12 @@ pub trait Driver: Sized + Send + Sync + 'static {
     /// What it has for each [`Napi`]. `()` where there are none.
     type Queue: Send + Sync + 'static;
 
-    /// The device is brought up. RTNL is held; may sleep.
+    /// The device is brought up. May sleep.
     ///
     /// Queues are polled and frames are sent from when this has returned.
     fn open(dev: &Device<Self>, rtnl: &Rtnl) -> Result;
 
-    /// The device is brought down. RTNL is held; may sleep.
+    /// The device is brought down. May sleep.
     ///
     /// No queue is polled any more, and no frame is sent, until it is opened again.
     fn stop(dev: &Device<Self>, rtnl: &Rtnl);
@@ -106,34 +106,34 @@ pub trait StatisticsOps: Driver {
 
 /// A device whose address can be changed, also while it is up.
 pub trait MacOps: Driver {
-    /// It is to have another address, which is a valid one. RTNL is held; may sleep.
+    /// It is to have another address, which is a valid one. May sleep.
     fn set_mac(dev: &Device<Self>, rtnl: &Rtnl, mac: MacAddress) -> Result;
 }
 
 /// A device whose MTU can be changed.
 pub trait MtuOps: Driver {
-    /// Another MTU, within the limits of the device. RTNL is held; may sleep.
+    /// Another MTU, within the limits of the device. May sleep.
     fn change_mtu(dev: &Device<Self>, rtnl: &Rtnl, mtu: u32) -> Result;
 }
 
 /// A device that knows which frames are wanted.
 pub trait RxModeOps: Driver {
-    /// Other frames are wanted. RTNL is held; may sleep. Where it fails it is called again after a while.
+    /// Other frames are wanted. May sleep. Where it fails it is called again after a while.
     fn set_rx_mode(dev: &Device<Self>, rtnl: &Rtnl, mode: &RxMode<'_>) -> Result;
 }
 
 /// A device that knows which VLANs are wanted.
 pub trait VlanOps: Driver {
-    /// Frames of a VLAN are wanted. RTNL is held; may sleep.
+    /// Frames of a VLAN are wanted. May sleep.
     fn add_vlan(dev: &Device<Self>, rtnl: &Rtnl, vlan: u16) -> Result;
 
-    /// They are not any more. RTNL is held; may sleep.
+    /// They are not any more. May sleep.
     fn remove_vlan(dev: &Device<Self>, rtnl: &Rtnl, vlan: u16);
 }
 
 /// A device whose [offloads](Offloads) do not only concern frames of the driver's: some are set in the device.
 pub trait OffloadOps: Driver {
-    /// Others are wanted, of those that it has. RTNL is held; may sleep.
+    /// Others are wanted, of those that it has. May sleep.
     fn set_offloads(dev: &Device<Self>, rtnl: &Rtnl, wanted: Offloads) -> Result;
 }
 
@@ -346,6 +346,17 @@ impl<D: Driver> Device<D> {
         // INVARIANT: `Unregistered::new` has initialised the private part.
         // SAFETY: The caller vouches for the device; the type is transparent.
         unsafe { &*raw.cast() }
+    }
+
+    /// A device, and that RTNL is held, in an operation of it. Operations that change a device, and those of `ethtool`, are
+    /// called with RTNL held of a device that does not ask for a lock of its own (`netdev_need_ops_lock`), as none does here.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Self::from_raw`]; and the current task must hold RTNL for as long as the result exists.
+    pub(super) unsafe fn under_rtnl<'a>(raw: *mut bindings::net_device) -> (&'a Self, Rtnl) {
+        // SAFETY: The caller vouches for the device, and that RTNL is held.
+        unsafe { (Self::from_raw(raw), Rtnl::assume_held()) }
     }
 
     #[inline]
@@ -1056,10 +1067,8 @@ impl<D: VlanOps> Ops<D> {
 ///
 /// To be called by the core as an operation of a device of `D`, with RTNL held.
 unsafe extern "C" fn open<D: Driver>(dev: *mut bindings::net_device) -> c_int {
-    // SAFETY: The caller vouches for the device.
-    let device = unsafe { Device::<D>::from_raw(dev) };
-    // SAFETY: The caller vouches that RTNL is held.
-    let rtnl = unsafe { Rtnl::assume_held() };
+    // SAFETY: The caller vouches for the device, and that RTNL is held.
+    let (device, rtnl) = unsafe { Device::<D>::under_rtnl(dev) };
     from_result(|| device.start(&rtnl).map(|()| 0))
 }
 
@@ -1067,10 +1076,8 @@ unsafe extern "C" fn open<D: Driver>(dev: *mut bindings::net_device) -> c_int {
 ///
 /// As for [`open`].
 unsafe extern "C" fn stop<D: Driver>(dev: *mut bindings::net_device) -> c_int {
-    // SAFETY: The caller vouches for the device.
-    let device = unsafe { Device::<D>::from_raw(dev) };
-    // SAFETY: The caller vouches that RTNL is held.
-    let rtnl = unsafe { Rtnl::assume_held() };
+    // SAFETY: The caller vouches for the device, and that RTNL is held.
+    let (device, rtnl) = unsafe { Device::<D>::under_rtnl(dev) };
     device.halt(&rtnl);
     0
 }
@@ -1124,10 +1131,8 @@ unsafe extern "C" fn set_mac_address<D: MacOps>(
     dev: *mut bindings::net_device,
     address: *mut c_void,
 ) -> c_int {
-    // SAFETY: The caller vouches for the device.
-    let device = unsafe { Device::<D>::from_raw(dev) };
-    // SAFETY: The caller vouches that RTNL is held.
-    let rtnl = unsafe { Rtnl::assume_held() };
+    // SAFETY: The caller vouches for the device, and that RTNL is held.
+    let (device, rtnl) = unsafe { Device::<D>::under_rtnl(dev) };
     from_result(|| {
         // SAFETY: The caller vouches for both; this looks whether it is valid.
         to_result(unsafe { bindings::eth_prepare_mac_addr_change(dev, address) })?;
@@ -1144,10 +1149,8 @@ unsafe extern "C" fn set_mac_address<D: MacOps>(
 ///
 /// To be called by the core as an operation of a device of `D`, with RTNL held and an MTU within its limits.
 unsafe extern "C" fn change_mtu<D: MtuOps>(dev: *mut bindings::net_device, mtu: c_int) -> c_int {
-    // SAFETY: The caller vouches for the device.
-    let device = unsafe { Device::<D>::from_raw(dev) };
-    // SAFETY: The caller vouches that RTNL is held.
-    let rtnl = unsafe { Rtnl::assume_held() };
+    // SAFETY: The caller vouches for the device, and that RTNL is held.
+    let (device, rtnl) = unsafe { Device::<D>::under_rtnl(dev) };
     from_result(|| {
         let mtu = u32::try_from(mtu).map_err(|_| EINVAL)?;
         D::change_mtu(device, &rtnl, mtu)?;
@@ -1165,10 +1168,8 @@ unsafe extern "C" fn set_rx_mode<D: RxModeOps>(
     unicast: *mut bindings::netdev_hw_addr_list,
     multicast: *mut bindings::netdev_hw_addr_list,
 ) -> c_int {
-    // SAFETY: The caller vouches for the device.
-    let device = unsafe { Device::<D>::from_raw(dev) };
-    // SAFETY: The caller vouches that RTNL is held.
-    let rtnl = unsafe { Rtnl::assume_held() };
+    // SAFETY: The caller vouches for the device, and that RTNL is held.
+    let (device, rtnl) = unsafe { Device::<D>::under_rtnl(dev) };
     // SAFETY: The caller vouches for the device.
     let flags = unsafe { bindings::netdev_flags(dev) };
     // SAFETY: The caller vouches for the lists, which are copies that nobody else has.
@@ -1190,10 +1191,8 @@ unsafe extern "C" fn add_vid<D: VlanOps>(
     _protocol: bindings::__be16,
     vlan: u16,
 ) -> c_int {
-    // SAFETY: The caller vouches for the device.
-    let device = unsafe { Device::<D>::from_raw(dev) };
-    // SAFETY: The caller vouches that RTNL is held.
-    let rtnl = unsafe { Rtnl::assume_held() };
+    // SAFETY: The caller vouches for the device, and that RTNL is held.
+    let (device, rtnl) = unsafe { Device::<D>::under_rtnl(dev) };
     from_result(|| D::add_vlan(device, &rtnl, vlan).map(|()| 0))
 }
 
@@ -1205,10 +1204,8 @@ unsafe extern "C" fn kill_vid<D: VlanOps>(
     _protocol: bindings::__be16,
     vlan: u16,
 ) -> c_int {
-    // SAFETY: The caller vouches for the device.
-    let device = unsafe { Device::<D>::from_raw(dev) };
-    // SAFETY: The caller vouches that RTNL is held.
-    let rtnl = unsafe { Rtnl::assume_held() };
+    // SAFETY: The caller vouches for the device, and that RTNL is held.
+    let (device, rtnl) = unsafe { Device::<D>::under_rtnl(dev) };
     D::remove_vlan(device, &rtnl, vlan);
     0
 }
@@ -1220,10 +1217,8 @@ unsafe extern "C" fn set_features<D: OffloadOps>(
     dev: *mut bindings::net_device,
     features: bindings::netdev_features_t,
 ) -> c_int {
-    // SAFETY: The caller vouches for the device.
-    let device = unsafe { Device::<D>::from_raw(dev) };
-    // SAFETY: The caller vouches that RTNL is held.
-    let rtnl = unsafe { Rtnl::assume_held() };
+    // SAFETY: The caller vouches for the device, and that RTNL is held.
+    let (device, rtnl) = unsafe { Device::<D>::under_rtnl(dev) };
     from_result(|| D::set_offloads(device, &rtnl, Offloads(features)).map(|()| 0))
 }
 

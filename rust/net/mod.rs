@@ -19,11 +19,11 @@ mod ethtool;
 mod napi;
 mod ops;
 mod print;
-mod rtnl;
 mod skb;
 #[cfg(all(CONFIG_KUNIT, not(net_no_tests)))]
 mod tests;
 
+pub use crate::kernel_ext::rtnl::Rtnl;
 pub use attachment::*;
 pub use device::*;
 pub use dma::*;
@@ -32,5 +32,4 @@ pub use ethtool::*;
 pub use napi::*;
 pub use ops::*;
 pub use print::*;
-pub use rtnl::*;
 pub use skb::*;

@@ -447,8 +447,8 @@ impl Interface {
         })
     }
 
-    /// The device behind it, `ENODEV` where there is none. With RTNL held, without which it may go.
-    fn behind(&self) -> Result<Behind> {
+    /// The device behind it, `ENODEV` where there is none. It does not go while RTNL is held.
+    fn behind(&self, _rtnl: &Rtnl) -> Result<Behind> {
         self.behind.lock().clone().ok_or(ENODEV)
     }
 
@@ -473,10 +473,11 @@ impl Interface {
     /// Sleeps.
     fn change<R>(
         &self,
+        rtnl: &Rtnl,
         change: impl FnOnce(&mut Settings) -> R,
         back: impl FnOnce(&mut Settings, R),
     ) -> Result {
-        let behind = self.behind()?;
+        let behind = self.behind(rtnl)?;
         let up = self.open_channels().is_some();
         let mut settings = self.settings.lock();
         let before = change(&mut settings);
@@ -580,7 +581,7 @@ impl Device<Interface> {
     /// Has what users have set fit the device that is behind it now, which may be another than they were set of, and
     /// attaches it. Where it cannot be opened it stays detached.
     fn fit_and_attach(&self, rtnl: &Rtnl) -> Result {
-        let behind = self.behind()?;
+        let behind = self.behind(rtnl)?;
         let caps = behind.caps;
         let (channels, less) = {
             let mut settings = self.settings.lock();
@@ -639,7 +640,7 @@ impl Device<Interface> {
         }
         self.restart(rtnl, || ())?;
         self.reopen(rtnl)?;
-        self.fit_mtu(rtnl, &self.behind()?.caps);
+        self.fit_mtu(rtnl, &self.behind(rtnl)?.caps);
         Ok(())
     }
 
@@ -666,8 +667,8 @@ impl Driver for Interface {
         .with_rss();
     type Queue = Pin<KBox<Queue>>;
 
-    fn open(dev: &Device<Self>, _rtnl: &Rtnl) -> Result {
-        let behind = dev.behind()?;
+    fn open(dev: &Device<Self>, rtnl: &Rtnl) -> Result {
+        let behind = dev.behind(rtnl)?;
         if behind.hw.is_dead() {
             return Err(ENODEV);
         }
@@ -677,8 +678,8 @@ impl Driver for Interface {
         })
     }
 
-    fn stop(dev: &Device<Self>, _rtnl: &Rtnl) {
-        if let Ok(behind) = dev.behind() {
+    fn stop(dev: &Device<Self>, rtnl: &Rtnl) {
+        if let Ok(behind) = dev.behind(rtnl) {
             let settings = dev.settings.lock();
             // One that does not answer is stopped, and receives nothing.
             let _ = dev.tell(&behind, &settings, false);
@@ -864,9 +865,10 @@ impl StatisticsOps for Interface {
 }
 
 impl MacOps for Interface {
-    fn set_mac(dev: &Device<Self>, _rtnl: &Rtnl, mac: MacAddress) -> Result {
+    fn set_mac(dev: &Device<Self>, rtnl: &Rtnl, mac: MacAddress) -> Result {
         // Also where it is down: the device may not send from others.
         dev.change(
+            rtnl,
             |settings| core::mem::replace(&mut settings.mac, mac),
             |settings, before| settings.mac = before,
         )
@@ -874,9 +876,10 @@ impl MacOps for Interface {
 }
 
 impl MtuOps for Interface {
-    fn change_mtu(dev: &Device<Self>, _rtnl: &Rtnl, mtu: u32) -> Result {
+    fn change_mtu(dev: &Device<Self>, rtnl: &Rtnl, mtu: u32) -> Result {
         let mtu = u16::try_from(mtu).map_err(|_| EINVAL)?;
         dev.change(
+            rtnl,
             |settings| core::mem::replace(&mut settings.mtu, mtu),
             |settings, before| settings.mtu = before,
         )
@@ -884,9 +887,10 @@ impl MtuOps for Interface {
 }
 
 impl OffloadOps for Interface {
-    fn set_offloads(dev: &Device<Self>, _rtnl: &Rtnl, wanted: Offloads) -> Result {
+    fn set_offloads(dev: &Device<Self>, rtnl: &Rtnl, wanted: Offloads) -> Result {
         let strip = wanted.has(Offloads::VLAN_STRIP);
         dev.change(
+            rtnl,
             |settings| core::mem::replace(&mut settings.strip_vlan, strip),
             |settings, before| settings.strip_vlan = before,
         )
@@ -916,7 +920,7 @@ impl TimeoutOps for Interface {
 }
 
 impl RxModeOps for Interface {
-    fn set_rx_mode(dev: &Device<Self>, _rtnl: &Rtnl, mode: &RxMode<'_>) -> Result {
+    fn set_rx_mode(dev: &Device<Self>, rtnl: &Rtnl, mode: &RxMode<'_>) -> Result {
         let mut groups = KVec::new();
         // One more than any filter has room for is as good as all.
         for group in mode.multicast().take(abi::MULTICAST_ADDRESSES + 1) {
@@ -930,7 +934,7 @@ impl RxModeOps for Interface {
         if dev.open_channels().is_none() {
             return Ok(());
         }
-        let behind = dev.behind()?;
+        let behind = dev.behind(rtnl)?;
         behind
             .hw
             .execute(&settings.filter(behind.caps.multicast_addresses()))?;
@@ -976,7 +980,7 @@ pub(crate) struct Attachment {
 impl Attachment {
     /// Puts a device behind an interface, and opens it where it is up. Sleeps, and takes RTNL.
     pub(crate) fn new(dev: Hold<Interface>, behind: Behind) -> Result<Self> {
-        let hw = behind.hw.clone();
+        let (hw, max_mtu) = (behind.hw.clone(), behind.caps.max_mtu);
         *dev.behind.lock() = Some(behind);
         let this = Self { dev, hw };
         let dev = &this.dev;
@@ -992,12 +996,7 @@ impl Attachment {
         }
         // Events of the link find it by now.
         this.hw.tell_carrier();
-        netdev_info!(
-            dev,
-            "{} channels, MTU to {}\n",
-            dev.napis().len(),
-            dev.behind()?.caps.max_mtu
-        );
+        netdev_info!(dev, "{} channels, MTU to {}\n", dev.napis().len(), max_mtu);
         Ok(this)
     }
 }
