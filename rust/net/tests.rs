@@ -2,7 +2,6 @@
 
 //! Tests that need no hardware: a device of software that receives whatever it sends.
 
-use super::device::is_ip_behind_tag;
 use super::*;
 use crate::bindings;
 use crate::kernel_ext::workqueue::OwnedQueue;

@@ -705,6 +705,7 @@ mapped for as long as they are in their place, while its driver is bound.
         files: &[
             "rust/kernel_ext/rtnl.rs",
             "rust/net/device.rs",
+            "rust/net/device/",
             "rust/net/dma.rs",
             "rust/net/ethtool.rs",
             "rust/net/napi.rs",
