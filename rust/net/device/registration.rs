@@ -54,9 +54,12 @@ impl<D: Driver> Drop for Allocated<D> {
         let raw = self.0.as_ptr();
         // SAFETY: By the type invariant the device is initialised.
         for napi in unsafe { Device::<D>::from_raw(raw) }.napis() {
-            // SAFETY: It was added by `new`, and is disabled, as the device is not up.
-            unsafe { bindings::netif_napi_del(napi.as_raw()) };
+            // SAFETY: It was added by `new`, and is disabled, as the device is not up. It stays for a grace period, below.
+            unsafe { bindings::__netif_napi_del(napi.as_raw()) };
         }
+        // One for all of them.
+        // SAFETY: May be called by any task that may sleep, as unregistering a device does.
+        unsafe { bindings::synchronize_net() };
         // SAFETY: By the type invariant the private part is initialised and the device ours: nobody uses it, as it
         // is not registered. Neither is used afterwards.
         unsafe {
