@@ -8,9 +8,9 @@ __rust_helper void rust_helper_netif_napi_add(struct net_device *dev, struct nap
 	netif_napi_add(dev, napi, poll);
 }
 
-__rust_helper void rust_helper_netif_napi_del(struct napi_struct *napi)
+__rust_helper void rust_helper___netif_napi_del(struct napi_struct *napi)
 {
-	netif_napi_del(napi);
+	__netif_napi_del(napi);
 }
 
 __rust_helper bool rust_helper_napi_schedule(struct napi_struct *napi)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
 #include <linux/netdevice.h>
+#include <linux/rtnetlink.h>
 
 __rust_helper void rust_helper_dev_hold(struct net_device *dev)
 {
@@ -81,4 +82,11 @@ __rust_helper const u8 *rust_helper_netdev_dev_addr(const struct net_device *dev
 __rust_helper unsigned int rust_helper_netdev_mtu(const struct net_device *dev)
 {
 	return READ_ONCE(dev->mtu);
+}
+
+/* Somebody holds it, and where lockdep knows, it is this task. */
+__rust_helper void rust_helper_assert_rtnl(void)
+{
+	ASSERT_RTNL();
+	WARN_ON_ONCE(!lockdep_rtnl_is_held());
 }

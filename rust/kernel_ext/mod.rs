@@ -22,6 +22,7 @@ pub mod pci;
 pub mod random;
 pub mod ratelimit;
 pub mod rcu;
+pub mod rtnl;
 pub mod scoped;
 pub mod spinlock;
 pub mod table;

@@ -10,8 +10,8 @@
 //! the attachment stays, without an interface.
 
 use super::{
-    EthernetHeader, Frames, InterfaceName, LinkSettings, MacAddress, Rtnl, Skb, Statistics,
-    VlanTag, PROTOCOL_VLAN,
+    DropReason, EthernetHeader, Frames, InterfaceName, LinkSettings, MacAddress, Rtnl, Skb,
+    Statistics, VlanTag, PROTOCOL_VLAN,
 };
 use crate::bindings;
 use crate::kernel_ext::errno::enobufs;
@@ -28,8 +28,7 @@ pub trait Upper: Send + Sync + 'static {
     /// The interface has received a frame. In softirqs.
     fn received(&self, frame: Received) -> Verdict;
 
-    /// Something happened to the interface, which is like `state` now; that is `None` where it is gone. RTNL is held;
-    /// may sleep.
+    /// Something happened to the interface, which is like `state` now; that is `None` where it is gone. May sleep.
     fn event(&self, rtnl: &Rtnl, event: InterfaceEvent, state: Option<InterfaceState>);
 }
 
@@ -138,10 +137,10 @@ pub enum Want {
 impl Want {
     /// # Safety
     ///
-    /// `dev` must be a valid interface, and RTNL held.
-    unsafe fn add(&self, dev: *mut bindings::net_device) -> Result {
+    /// `dev` must be a valid interface.
+    unsafe fn add(&self, _rtnl: &Rtnl, dev: *mut bindings::net_device) -> Result {
         if let Self::Unicast(mac) = self {
-            // SAFETY: The caller vouches for interface and lock, without which the address does not change; it has six
+            // SAFETY: The caller vouches for the interface, whose address does not change while RTNL is held; it has six
             // bytes, as the interface is Ethernet.
             let own = unsafe { bindings::netdev_dev_addr(dev).cast::<[u8; 6]>().read() };
             if mac.0 == own {
@@ -157,7 +156,7 @@ impl Want {
                 return Err(EBUSY);
             }
         }
-        // SAFETY: The caller vouches for interface and lock.
+        // SAFETY: The caller vouches for the interface, and RTNL is held.
         to_result(unsafe {
             match self {
                 Self::Unicast(mac) => bindings::dev_uc_add_excl(dev, mac.0.as_ptr()),
@@ -172,8 +171,8 @@ impl Want {
     /// # Safety
     ///
     /// As for [`Self::add`], which has succeeded once more than this was called.
-    unsafe fn remove(&self, dev: *mut bindings::net_device) {
-        // SAFETY: The caller vouches for interface and lock.
+    unsafe fn remove(&self, _rtnl: &Rtnl, dev: *mut bindings::net_device) {
+        // SAFETY: The caller vouches for the interface, and RTNL is held.
         unsafe {
             match self {
                 Self::Unicast(mac) => {
@@ -231,7 +230,7 @@ impl<U: Upper> Inner<U> {
     fn state(&self, rtnl: &Rtnl) -> Option<InterfaceState> {
         self.with(rtnl, |dev| {
             let mut link: bindings::ethtool_link_ksettings = pin_init::zeroed();
-            // SAFETY: The interface stays while RTNL is held, which this function demands.
+            // SAFETY: The interface stays while RTNL is held.
             let known = unsafe { bindings::__ethtool_get_link_ksettings(dev, &mut link) } == 0;
             self.note_link(known.then_some(&link));
         })?;
@@ -274,16 +273,15 @@ impl<U: Upper> Inner<U> {
     }
 
     /// Lets go of the interface, if it is there.
-    fn detach(&self, _rtnl: &Rtnl) {
+    fn detach(&self, rtnl: &Rtnl) {
         let dev = self.dev.xchg(ptr::null_mut(), Full);
         if dev.is_null() {
             return;
         }
         let mut wants = self.wants.lock();
         for want in wants.iter() {
-            // SAFETY: By the type invariant it is an interface that we have a count of, and this was added to it. RTNL
-            // is held.
-            unsafe { want.remove(dev) };
+            // SAFETY: By the type invariant it is an interface that we have a count of, and this was added to it.
+            unsafe { want.remove(rtnl, dev) };
         }
         wants.clear();
         drop(wants);
@@ -402,12 +400,12 @@ impl<U: Upper> Attachment<U> {
         to_result(unsafe { bindings::register_netdevice_notifier(inner.notifier.get()) })?;
         // INVARIANT: Registered just now.
         let this = Self { inner };
-        Rtnl::with(|_| this.attach(name))?;
+        Rtnl::with(|rtnl| this.attach(rtnl, name))?;
         Ok(this)
     }
 
-    /// With RTNL held, once.
-    fn attach(&self, name: &CStr) -> Result {
+    /// To be called once.
+    fn attach(&self, _rtnl: &Rtnl, name: &CStr) -> Result {
         // SAFETY: The initial namespace is static, and the name a C string. The count of what is found is ours.
         let dev = unsafe {
             bindings::dev_get_by_name(ptr::addr_of_mut!(bindings::init_net), name.as_char_ptr())
@@ -507,7 +505,10 @@ impl<U: Upper> Handle<U> {
     pub fn send(&self, skb: Skb) -> Result {
         let header = match skb.ethernet_header() {
             Some(header) if skb.linear().len() >= EthernetHeader::SIZE => header,
-            _ => return Err(EINVAL),
+            _ => {
+                skb.discard(DropReason::BadHeader);
+                return Err(EINVAL);
+            }
         };
         // What is smaller is a length (IEEE 802.3), as `eth_type_trans` has it.
         let protocol = match header.protocol {
@@ -517,10 +518,12 @@ impl<U: Upper> Handle<U> {
         let _rcu = rcu::read_lock();
         let dev = self.inner.dev.load(Acquire);
         if dev.is_null() {
+            skb.discard(DropReason::NotReady);
             return Err(ENODEV);
         }
         // SAFETY: By the type invariant of `Inner` the interface stays until the RCU read lock is given up.
         if !unsafe { bindings::netif_running(dev) && bindings::netif_carrier_ok(dev) } {
+            skb.discard(DropReason::NotReady);
             return Err(enobufs());
         }
         // SAFETY: The buffer is ours. By the type invariant of `Inner` the interface stays until the RCU read lock is
@@ -574,7 +577,7 @@ impl<U: Upper> Handle<U> {
                     let mut wants = self.inner.wants.lock();
                     wants.reserve(1, GFP_KERNEL)?;
                     // SAFETY: The interface stays while RTNL is held.
-                    unsafe { want.add(dev) }?;
+                    unsafe { want.add(rtnl, dev) }?;
                     // INVARIANT: Added just now. There is room.
                     let _ = wants.push(want, GFP_KERNEL);
                     Ok(())
@@ -616,7 +619,7 @@ impl<U: Upper> Wanted<U> {
             let mut wants = self.inner.wants.lock();
             if let Some(index) = wants.iter().position(|want| *want == self.want) {
                 // SAFETY: The interface stays while RTNL is held; by the type invariant it was added.
-                unsafe { self.want.remove(dev) };
+                unsafe { self.want.remove(rtnl, dev) };
                 // INVARIANT: Removed just now.
                 let _ = wants.remove(index);
             }

@@ -7,7 +7,7 @@
 //!
 //! C header: [`include/linux/dma-mapping.h`](srctree/include/linux/dma-mapping.h)
 
-use super::Skb;
+use super::{DropReason, Skb};
 use crate::bindings;
 use core::mem::ManuallyDrop;
 use core::ptr::{self, NonNull};
@@ -153,7 +153,10 @@ impl SentFrames {
 impl Drop for SentFrames {
     fn drop(&mut self) {
         for place in 0..self.places.len() {
-            drop(self.take(place));
+            if let Some(skb) = self.take(place) {
+                // Nobody has said that it was sent.
+                skb.discard(DropReason::NotReady);
+            }
         }
     }
 }

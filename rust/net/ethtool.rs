@@ -16,31 +16,31 @@ pub trait EthtoolOps: Driver {
     const NAME: &'static str;
 
     /// How many numbers [`Self::ethtool_statistics`] gives. Of one device it is asked once, and that counts.
-    fn ethtool_count(dev: &Device<Self>) -> usize;
+    fn ethtool_count(dev: &Device<Self>, rtnl: &Rtnl) -> usize;
 
     /// The version of the firmware, or of what there is in place of it, and where the device is.
-    fn driver_info(_dev: &Device<Self>) -> DriverInfo {
+    fn driver_info(_dev: &Device<Self>, _rtnl: &Rtnl) -> DriverInfo {
         DriverInfo::default()
     }
 
     /// Names them, in their order.
-    fn ethtool_names(dev: &Device<Self>, names: &mut StatisticsNames<'_>);
+    fn ethtool_names(dev: &Device<Self>, rtnl: &Rtnl, names: &mut StatisticsNames<'_>);
 
-    /// What was counted; there are [`Self::ethtool_count`] values. RTNL is held; may sleep.
-    fn ethtool_statistics(dev: &Device<Self>, values: &mut [u64]);
+    /// What was counted; there are [`Self::ethtool_count`] values. May sleep.
+    fn ethtool_statistics(dev: &Device<Self>, rtnl: &Rtnl, values: &mut [u64]);
 
     /// What the link is like.
-    fn link_settings(_dev: &Device<Self>) -> Result<LinkSettings> {
+    fn link_settings(_dev: &Device<Self>, _rtnl: &Rtnl) -> Result<LinkSettings> {
         Err(eopnotsupp())
     }
 
     /// Frames of up to how many bytes are copied rather than mapped (`tx-copybreak`).
-    fn tx_copybreak(_dev: &Device<Self>) -> Result<u32> {
+    fn tx_copybreak(_dev: &Device<Self>, _rtnl: &Rtnl) -> Result<u32> {
         Err(eopnotsupp())
     }
 
     /// Changes that.
-    fn set_tx_copybreak(_dev: &Device<Self>, _bytes: u32) -> Result {
+    fn set_tx_copybreak(_dev: &Device<Self>, _rtnl: &Rtnl, _bytes: u32) -> Result {
         Err(eopnotsupp())
     }
 }
@@ -68,9 +68,9 @@ pub struct RingSizes {
 /// A device with rings whose sizes can be changed (`ethtool -g`, `-G`).
 pub trait RingOps: Driver {
     /// The sizes now, and the largest that there are.
-    fn ring_sizes(dev: &Device<Self>) -> (RingSizes, RingSizes);
+    fn ring_sizes(dev: &Device<Self>, rtnl: &Rtnl) -> (RingSizes, RingSizes);
 
-    /// Others, which are not larger than the largest. RTNL is held; may sleep.
+    /// Others, which are not larger than the largest. May sleep.
     fn set_ring_sizes(dev: &Device<Self>, rtnl: &Rtnl, sizes: RingSizes) -> Result;
 }
 
@@ -85,19 +85,19 @@ pub struct Coalescing {
 
 /// A device that puts interrupts off (`ethtool -c`, `-C`).
 pub trait CoalesceOps: Driver {
-    /// How it does now. RTNL is held; may sleep.
-    fn coalescing(dev: &Device<Self>) -> Result<Coalescing>;
+    /// How it does now. May sleep.
+    fn coalescing(dev: &Device<Self>, rtnl: &Rtnl) -> Result<Coalescing>;
 
-    /// Has it do so. RTNL is held; may sleep.
+    /// Has it do so. May sleep.
     fn set_coalescing(dev: &Device<Self>, rtnl: &Rtnl, coalescing: Coalescing) -> Result;
 }
 
 /// A device whose number of queues can be changed (`ethtool -l`, `-L`), each of which both sends and receives.
 pub trait ChannelsOps: Driver {
     /// The most that there can be.
-    fn most_channels(dev: &Device<Self>) -> u16;
+    fn most_channels(dev: &Device<Self>, rtnl: &Rtnl) -> u16;
 
-    /// Another number, from one to that. RTNL is held; may sleep.
+    /// Another number, from one to that. May sleep.
     fn set_channels(dev: &Device<Self>, rtnl: &Rtnl, channels: u16) -> Result;
 }
 
@@ -107,10 +107,10 @@ pub trait RssOps: Driver {
     const KEY: usize;
 
     /// Entries of the table. Of one device it is asked once, and that counts.
-    fn rss_entries(dev: &Device<Self>) -> usize;
+    fn rss_entries(dev: &Device<Self>, rtnl: &Rtnl) -> usize;
 
-    /// Writes the table, the number of a queue for each value of the hash, and the key. RTNL is held; may sleep.
-    fn rss(dev: &Device<Self>, table: Option<&mut [u32]>, key: Option<&mut [u8]>);
+    /// Writes the table, the number of a queue for each value of the hash, and the key. May sleep.
+    fn rss(dev: &Device<Self>, rtnl: &Rtnl, table: Option<&mut [u32]>, key: Option<&mut [u8]>);
 
     /// Sets those of them that are there; all entries of the table are numbers of queues that it receives by. RTNL is
     /// held; may sleep.
@@ -237,18 +237,20 @@ fn write_text<const N: usize>(text: &str, field: &mut [c_char; N]) {
 }
 
 // All of these: the core calls them with a device of the table's driver that is registered, and stays until they
-// return.
+// return; and with RTNL held.
 
 /// # Safety
 ///
-/// To be called by the core as an operation of a device of `D`, with information to be filled in.
+/// To be called by the core, with RTNL held, as an operation of a device of `D`, with information to be filled in.
 unsafe extern "C" fn get_drvinfo<D: EthtoolOps>(
     dev: *mut bindings::net_device,
     info: *mut bindings::ethtool_drvinfo,
 ) {
-    // SAFETY: The caller vouches for both.
-    let (device, info) = unsafe { (Device::<D>::from_raw(dev), &mut *info) };
-    let said = D::driver_info(device);
+    // SAFETY: The caller vouches for the device, and that RTNL is held.
+    let (device, rtnl) = unsafe { Device::<D>::under_rtnl(dev) };
+    // SAFETY: The caller vouches for the information.
+    let info = unsafe { &mut *info };
+    let said = D::driver_info(device, &rtnl);
     info.driver = [0; 32];
     write_text(D::NAME, &mut info.driver);
     write_text(said.firmware, &mut info.fw_version);
@@ -268,27 +270,31 @@ unsafe extern "C" fn get_drvinfo<D: EthtoolOps>(
     write_text(said.bus, &mut info.bus_info);
 }
 
-fn ethtool_count<D: EthtoolOps>(device: &Device<D>) -> u32 {
+fn ethtool_count<D: EthtoolOps>(device: &Device<D>, rtnl: &Rtnl) -> u32 {
     device
         .private()
         .ethtool_count
-        .get(|| D::ethtool_count(device))
+        .get(|| D::ethtool_count(device, rtnl))
 }
 
-fn rss_entries<D: RssOps>(device: &Device<D>) -> u32 {
-    device.private().rss_entries.get(|| D::rss_entries(device))
+fn rss_entries<D: RssOps>(device: &Device<D>, rtnl: &Rtnl) -> u32 {
+    device
+        .private()
+        .rss_entries
+        .get(|| D::rss_entries(device, rtnl))
 }
 
 /// # Safety
 ///
-/// To be called by the core as an operation of a device of `D`.
+/// To be called by the core, with RTNL held, as an operation of a device of `D`.
 unsafe extern "C" fn get_sset_count<D: EthtoolOps>(
     dev: *mut bindings::net_device,
     set: c_int,
 ) -> c_int {
     if set as u32 == bindings::ethtool_stringset_ETH_SS_STATS {
-        // SAFETY: The caller vouches for the device.
-        ethtool_count(unsafe { Device::<D>::from_raw(dev) }) as c_int
+        // SAFETY: The caller vouches for the device, and that RTNL is held.
+        let (device, rtnl) = unsafe { Device::<D>::under_rtnl(dev) };
+        ethtool_count(device, &rtnl) as c_int
     } else {
         eopnotsupp().to_errno()
     }
@@ -296,7 +302,8 @@ unsafe extern "C" fn get_sset_count<D: EthtoolOps>(
 
 /// # Safety
 ///
-/// To be called by the core as an operation of a device of `D`, with room for as many names as `get_sset_count` says.
+/// To be called by the core, with RTNL held, as an operation of a device of `D`, with room for as many names as
+/// `get_sset_count` says.
 unsafe extern "C" fn get_strings<D: EthtoolOps>(
     dev: *mut bindings::net_device,
     set: u32,
@@ -305,47 +312,50 @@ unsafe extern "C" fn get_strings<D: EthtoolOps>(
     if set != bindings::ethtool_stringset_ETH_SS_STATS {
         return;
     }
-    // SAFETY: The caller vouches for the device.
-    let device = unsafe { Device::<D>::from_raw(dev) };
-    let count = ethtool_count(device) as usize;
+    // SAFETY: The caller vouches for the device, and that RTNL is held.
+    let (device, rtnl) = unsafe { Device::<D>::under_rtnl(dev) };
+    let count = ethtool_count(device, &rtnl) as usize;
     // SAFETY: The caller vouches for the room, as the count is what it was told; any bytes are characters.
     let names =
         unsafe { core::slice::from_raw_parts_mut(names.cast::<[c_char; NAME_LENGTH]>(), count) };
     names.fill([0; NAME_LENGTH]);
-    D::ethtool_names(device, &mut StatisticsNames { rest: names });
+    D::ethtool_names(device, &rtnl, &mut StatisticsNames { rest: names });
 }
 
 /// # Safety
 ///
-/// To be called by the core as an operation of a device of `D`, with room for `n_stats` values.
+/// To be called by the core, with RTNL held, as an operation of a device of `D`, with room for `n_stats` values.
 unsafe extern "C" fn get_ethtool_stats<D: EthtoolOps>(
     dev: *mut bindings::net_device,
     stats: *mut bindings::ethtool_stats,
     values: *mut u64,
 ) {
-    // SAFETY: The caller vouches for the device.
-    let device = unsafe { Device::<D>::from_raw(dev) };
-    let count = ethtool_count(device) as usize;
+    // SAFETY: The caller vouches for the device, and that RTNL is held.
+    let (device, rtnl) = unsafe { Device::<D>::under_rtnl(dev) };
+    let count = ethtool_count(device, &rtnl) as usize;
     // SAFETY: The caller vouches for what it says of the room.
     if unsafe { (*stats).n_stats } as usize != count {
         return;
     }
     // SAFETY: There is room for so many, which the core has zeroed.
     let values = unsafe { core::slice::from_raw_parts_mut(values, count) };
-    D::ethtool_statistics(device, values);
+    D::ethtool_statistics(device, &rtnl, values);
 }
 
 /// # Safety
 ///
-/// To be called by the core as an operation of a device of `D`, with settings to be filled in, which are zeroed.
+/// To be called by the core, with RTNL held, as an operation of a device of `D`, with settings to be filled in, which
+/// are zeroed.
 unsafe extern "C" fn get_link_ksettings<D: EthtoolOps>(
     dev: *mut bindings::net_device,
     settings: *mut bindings::ethtool_link_ksettings,
 ) -> c_int {
-    // SAFETY: The caller vouches for both.
-    let (device, settings) = unsafe { (Device::<D>::from_raw(dev), &mut *settings) };
+    // SAFETY: The caller vouches for the device, and that RTNL is held.
+    let (device, rtnl) = unsafe { Device::<D>::under_rtnl(dev) };
+    // SAFETY: The caller vouches for the settings.
+    let settings = unsafe { &mut *settings };
     from_result(|| {
-        let said = D::link_settings(device)?;
+        let said = D::link_settings(device, &rtnl)?;
         settings.base.speed = said.speed.unwrap_or(bindings::SPEED_UNKNOWN as u32);
         settings.base.duplex = match (said.speed, said.full_duplex) {
             (_, true) => bindings::DUPLEX_FULL,
@@ -373,20 +383,20 @@ unsafe fn is_tx_copybreak(tunable: *const bindings::ethtool_tunable) -> bool {
 
 /// # Safety
 ///
-/// To be called by the core as an operation of a device of `D`, with room for a value of that kind.
+/// To be called by the core, with RTNL held, as an operation of a device of `D`, with room for a value of that kind.
 unsafe extern "C" fn get_tunable<D: EthtoolOps>(
     dev: *mut bindings::net_device,
     tunable: *const bindings::ethtool_tunable,
     value: *mut c_void,
 ) -> c_int {
-    // SAFETY: The caller vouches for the device.
-    let device = unsafe { Device::<D>::from_raw(dev) };
+    // SAFETY: The caller vouches for the device, and that RTNL is held.
+    let (device, rtnl) = unsafe { Device::<D>::under_rtnl(dev) };
     from_result(|| {
         // SAFETY: The caller vouches for it.
         if !unsafe { is_tx_copybreak(tunable) } {
             return Err(eopnotsupp());
         }
-        let bytes = D::tx_copybreak(device)?;
+        let bytes = D::tx_copybreak(device, &rtnl)?;
         // SAFETY: The caller vouches for the room, which for this kind is that of a `u32`.
         unsafe { value.cast::<u32>().write_unaligned(bytes) };
         Ok(0)
@@ -395,14 +405,14 @@ unsafe extern "C" fn get_tunable<D: EthtoolOps>(
 
 /// # Safety
 ///
-/// To be called by the core as an operation of a device of `D`, with a value of that kind.
+/// To be called by the core, with RTNL held, as an operation of a device of `D`, with a value of that kind.
 unsafe extern "C" fn set_tunable<D: EthtoolOps>(
     dev: *mut bindings::net_device,
     tunable: *const bindings::ethtool_tunable,
     value: *const c_void,
 ) -> c_int {
-    // SAFETY: The caller vouches for the device.
-    let device = unsafe { Device::<D>::from_raw(dev) };
+    // SAFETY: The caller vouches for the device, and that RTNL is held.
+    let (device, rtnl) = unsafe { Device::<D>::under_rtnl(dev) };
     from_result(|| {
         // SAFETY: The caller vouches for it.
         if !unsafe { is_tx_copybreak(tunable) } {
@@ -410,22 +420,24 @@ unsafe extern "C" fn set_tunable<D: EthtoolOps>(
         }
         // SAFETY: The caller vouches for the value, which for this kind is a `u32`.
         let bytes = unsafe { value.cast::<u32>().read_unaligned() };
-        D::set_tx_copybreak(device, bytes).map(|()| 0)
+        D::set_tx_copybreak(device, &rtnl, bytes).map(|()| 0)
     })
 }
 
 /// # Safety
 ///
-/// To be called by the core as an operation of a device of `D`, with parameters to be filled in.
+/// To be called by the core, with RTNL held, as an operation of a device of `D`, with parameters to be filled in.
 unsafe extern "C" fn get_ringparam<D: RingOps>(
     dev: *mut bindings::net_device,
     param: *mut bindings::ethtool_ringparam,
     _kernel: *mut bindings::kernel_ethtool_ringparam,
     _extack: *mut bindings::netlink_ext_ack,
 ) {
-    // SAFETY: The caller vouches for both.
-    let (device, param) = unsafe { (Device::<D>::from_raw(dev), &mut *param) };
-    let (now, most) = D::ring_sizes(device);
+    // SAFETY: The caller vouches for the device, and that RTNL is held.
+    let (device, rtnl) = unsafe { Device::<D>::under_rtnl(dev) };
+    // SAFETY: The caller vouches for the parameters.
+    let param = unsafe { &mut *param };
+    let (now, most) = D::ring_sizes(device, &rtnl);
     param.rx_max_pending = most.rx;
     param.tx_max_pending = most.tx;
     param.rx_pending = now.rx;
@@ -434,7 +446,8 @@ unsafe extern "C" fn get_ringparam<D: RingOps>(
 
 /// # Safety
 ///
-/// To be called by the core as an operation of a device of `D`, with RTNL held and parameters within the limits that
+/// To be called by the core, with RTNL held, as an operation of a device of `D`, with parameters within the limits
+/// that
 /// [`get_ringparam`] gives.
 unsafe extern "C" fn set_ringparam<D: RingOps>(
     dev: *mut bindings::net_device,
@@ -442,10 +455,10 @@ unsafe extern "C" fn set_ringparam<D: RingOps>(
     _kernel: *mut bindings::kernel_ethtool_ringparam,
     _extack: *mut bindings::netlink_ext_ack,
 ) -> c_int {
-    // SAFETY: The caller vouches for both.
-    let (device, param) = unsafe { (Device::<D>::from_raw(dev), &*param) };
-    // SAFETY: The caller vouches that RTNL is held.
-    let rtnl = unsafe { Rtnl::assume_held() };
+    // SAFETY: The caller vouches for the device, and that RTNL is held.
+    let (device, rtnl) = unsafe { Device::<D>::under_rtnl(dev) };
+    // SAFETY: The caller vouches for the parameters.
+    let param = unsafe { &*param };
     let sizes = RingSizes {
         rx: param.rx_pending,
         tx: param.tx_pending,
@@ -455,17 +468,19 @@ unsafe extern "C" fn set_ringparam<D: RingOps>(
 
 /// # Safety
 ///
-/// To be called by the core as an operation of a device of `D`, with parameters to be filled in.
+/// To be called by the core, with RTNL held, as an operation of a device of `D`, with parameters to be filled in.
 unsafe extern "C" fn get_coalesce<D: CoalesceOps>(
     dev: *mut bindings::net_device,
     coalesce: *mut bindings::ethtool_coalesce,
     _kernel: *mut bindings::kernel_ethtool_coalesce,
     _extack: *mut bindings::netlink_ext_ack,
 ) -> c_int {
-    // SAFETY: The caller vouches for both.
-    let (device, coalesce) = unsafe { (Device::<D>::from_raw(dev), &mut *coalesce) };
+    // SAFETY: The caller vouches for the device, and that RTNL is held.
+    let (device, rtnl) = unsafe { Device::<D>::under_rtnl(dev) };
+    // SAFETY: The caller vouches for the parameters.
+    let coalesce = unsafe { &mut *coalesce };
     from_result(|| {
-        let said = D::coalescing(device)?;
+        let said = D::coalescing(device, &rtnl)?;
         coalesce.rx_coalesce_usecs = said.microseconds;
         coalesce.rx_max_coalesced_frames = said.frames;
         Ok(0)
@@ -474,17 +489,17 @@ unsafe extern "C" fn get_coalesce<D: CoalesceOps>(
 
 /// # Safety
 ///
-/// To be called by the core as an operation of a device of `D`, with RTNL held.
+/// To be called by the core, with RTNL held, as an operation of a device of `D`.
 unsafe extern "C" fn set_coalesce<D: CoalesceOps>(
     dev: *mut bindings::net_device,
     coalesce: *mut bindings::ethtool_coalesce,
     _kernel: *mut bindings::kernel_ethtool_coalesce,
     _extack: *mut bindings::netlink_ext_ack,
 ) -> c_int {
-    // SAFETY: The caller vouches for both.
-    let (device, coalesce) = unsafe { (Device::<D>::from_raw(dev), &*coalesce) };
-    // SAFETY: The caller vouches that RTNL is held.
-    let rtnl = unsafe { Rtnl::assume_held() };
+    // SAFETY: The caller vouches for the device, and that RTNL is held.
+    let (device, rtnl) = unsafe { Device::<D>::under_rtnl(dev) };
+    // SAFETY: The caller vouches for the parameters.
+    let coalesce = unsafe { &*coalesce };
     let wanted = Coalescing {
         microseconds: coalesce.rx_coalesce_usecs,
         frames: coalesce.rx_max_coalesced_frames,
@@ -494,32 +509,34 @@ unsafe extern "C" fn set_coalesce<D: CoalesceOps>(
 
 /// # Safety
 ///
-/// To be called by the core as an operation of a device of `D`, with numbers to be filled in.
+/// To be called by the core, with RTNL held, as an operation of a device of `D`, with numbers to be filled in.
 unsafe extern "C" fn get_channels<D: ChannelsOps>(
     dev: *mut bindings::net_device,
     channels: *mut bindings::ethtool_channels,
 ) {
-    // SAFETY: The caller vouches for both.
-    let (device, channels) = unsafe { (Device::<D>::from_raw(dev), &mut *channels) };
-    channels.max_combined = D::most_channels(device).into();
+    // SAFETY: The caller vouches for the device, and that RTNL is held.
+    let (device, rtnl) = unsafe { Device::<D>::under_rtnl(dev) };
+    // SAFETY: The caller vouches for the numbers.
+    let channels = unsafe { &mut *channels };
+    channels.max_combined = D::most_channels(device, &rtnl).into();
     channels.combined_count = device.tx_queues().into();
 }
 
 /// # Safety
 ///
-/// To be called by the core as an operation of a device of `D`, with RTNL held and numbers within the limits that
+/// To be called by the core, with RTNL held, as an operation of a device of `D`, with numbers within the limits that
 /// [`get_channels`] gives.
 unsafe extern "C" fn set_channels<D: ChannelsOps>(
     dev: *mut bindings::net_device,
     channels: *mut bindings::ethtool_channels,
 ) -> c_int {
-    // SAFETY: The caller vouches for both.
-    let (device, channels) = unsafe { (Device::<D>::from_raw(dev), &*channels) };
-    // SAFETY: The caller vouches that RTNL is held.
-    let rtnl = unsafe { Rtnl::assume_held() };
+    // SAFETY: The caller vouches for the device, and that RTNL is held.
+    let (device, rtnl) = unsafe { Device::<D>::under_rtnl(dev) };
+    // SAFETY: The caller vouches for the numbers.
+    let channels = unsafe { &*channels };
     from_result(|| {
         let count = u16::try_from(channels.combined_count).map_err(|_| EINVAL)?;
-        if count == 0 || count > D::most_channels(device) {
+        if count == 0 || count > D::most_channels(device, &rtnl) {
             return Err(EINVAL);
         }
         D::set_channels(device, &rtnl, count).map(|()| 0)
@@ -528,7 +545,7 @@ unsafe extern "C" fn set_channels<D: ChannelsOps>(
 
 /// # Safety
 ///
-/// To be called by the core as an operation of a device of `D`.
+/// To be called by the core, with RTNL held, as an operation of a device of `D`.
 unsafe extern "C" fn get_rx_ring_count<D: RssOps>(dev: *mut bindings::net_device) -> u32 {
     // SAFETY: The caller vouches for the device.
     unsafe { Device::<D>::from_raw(dev) }.tx_queues().into()
@@ -536,17 +553,18 @@ unsafe extern "C" fn get_rx_ring_count<D: RssOps>(dev: *mut bindings::net_device
 
 /// # Safety
 ///
-/// To be called by the core as an operation of a device of `D`.
+/// To be called by the core, with RTNL held, as an operation of a device of `D`.
 unsafe extern "C" fn get_rxfh_key_size<D: RssOps>(_dev: *mut bindings::net_device) -> u32 {
     D::KEY as u32
 }
 
 /// # Safety
 ///
-/// To be called by the core as an operation of a device of `D`.
+/// To be called by the core, with RTNL held, as an operation of a device of `D`.
 unsafe extern "C" fn get_rxfh_indir_size<D: RssOps>(dev: *mut bindings::net_device) -> u32 {
-    // SAFETY: The caller vouches for the device.
-    rss_entries(unsafe { Device::<D>::from_raw(dev) })
+    // SAFETY: The caller vouches for the device, and that RTNL is held.
+    let (device, rtnl) = unsafe { Device::<D>::under_rtnl(dev) };
+    rss_entries(device, &rtnl)
 }
 
 /// `ETH_RSS_HASH_TOP`, which is made by a macro in C.
@@ -554,17 +572,19 @@ const HASH_TOEPLITZ: u8 = 1 << bindings::ETH_RSS_HASH_TOP_BIT;
 
 /// # Safety
 ///
-/// To be called by the core as an operation of a device of `D`, with room for as many entries and bytes as it was
-/// told that there are, or none.
+/// To be called by the core, with RTNL held, as an operation of a device of `D`, with room for as many entries and
+/// bytes as it was told that there are, or none.
 unsafe extern "C" fn get_rxfh<D: RssOps>(
     dev: *mut bindings::net_device,
     param: *mut bindings::ethtool_rxfh_param,
 ) -> c_int {
-    // SAFETY: The caller vouches for both.
-    let (device, param) = unsafe { (Device::<D>::from_raw(dev), &mut *param) };
+    // SAFETY: The caller vouches for the device, and that RTNL is held.
+    let (device, rtnl) = unsafe { Device::<D>::under_rtnl(dev) };
+    // SAFETY: The caller vouches for the parameters.
+    let param = unsafe { &mut *param };
     param.hfunc = HASH_TOEPLITZ;
     let table = (!param.indir.is_null()).then(|| {
-        let entries = rss_entries(device) as usize;
+        let entries = rss_entries(device, &rtnl) as usize;
         // SAFETY: The caller vouches for the room, which is for as many entries as it was told that there are.
         unsafe { core::slice::from_raw_parts_mut(param.indir, entries) }
     });
@@ -572,30 +592,30 @@ unsafe extern "C" fn get_rxfh<D: RssOps>(
         // SAFETY: The caller vouches for the room, which is for as many bytes as there are.
         unsafe { core::slice::from_raw_parts_mut(param.key, D::KEY) }
     });
-    D::rss(device, table, key);
+    D::rss(device, &rtnl, table, key);
     0
 }
 
 /// # Safety
 ///
-/// To be called by the core as an operation of a device of `D`, with RTNL held, and with as many entries and bytes as it
+/// To be called by the core, with RTNL held, as an operation of a device of `D`, with as many entries and bytes as it
 /// was told that there are, or none.
 unsafe extern "C" fn set_rxfh<D: RssOps>(
     dev: *mut bindings::net_device,
     param: *mut bindings::ethtool_rxfh_param,
     _extack: *mut bindings::netlink_ext_ack,
 ) -> c_int {
-    // SAFETY: The caller vouches for both.
-    let (device, param) = unsafe { (Device::<D>::from_raw(dev), &*param) };
-    // SAFETY: The caller vouches that RTNL is held.
-    let rtnl = unsafe { Rtnl::assume_held() };
+    // SAFETY: The caller vouches for the device, and that RTNL is held.
+    let (device, rtnl) = unsafe { Device::<D>::under_rtnl(dev) };
+    // SAFETY: The caller vouches for the parameters.
+    let param = unsafe { &*param };
     from_result(|| {
         // Zero: as it is.
         if param.hfunc != 0 && param.hfunc != HASH_TOEPLITZ {
             return Err(eopnotsupp());
         }
         let table = (!param.indir.is_null()).then(|| {
-            let entries = rss_entries(device) as usize;
+            let entries = rss_entries(device, &rtnl) as usize;
             // SAFETY: The caller vouches for as many entries as it was told that there are.
             unsafe { core::slice::from_raw_parts(param.indir, entries) }
         });

@@ -18,11 +18,12 @@ mod ethernet;
 mod ethtool;
 mod napi;
 mod ops;
-mod rtnl;
+mod print;
 mod skb;
 #[cfg(all(CONFIG_KUNIT, not(net_no_tests)))]
 mod tests;
 
+pub use crate::kernel_ext::rtnl::Rtnl;
 pub use attachment::*;
 pub use device::*;
 pub use dma::*;
@@ -30,5 +31,5 @@ pub use ethernet::*;
 pub use ethtool::*;
 pub use napi::*;
 pub use ops::*;
-pub use rtnl::*;
+pub use print::*;
 pub use skb::*;

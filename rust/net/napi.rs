@@ -73,7 +73,8 @@ impl<D: Driver> Napi<D> {
 
     /// The same from anywhere but interrupts.
     pub fn schedule_from_task(&self) {
-        // SAFETY: It was added to its device, which the reference keeps. Bottom halves are enabled as often as disabled; that is what has it polled.
+        // SAFETY: It was added to its device, which the reference keeps. Bottom halves are enabled as often as
+        // disabled; that is what has it polled.
         unsafe {
             bindings::local_bh_disable();
             bindings::napi_schedule(self.as_raw());
@@ -151,8 +152,8 @@ impl<'a, D: Driver> PollContext<'a, D> {
             return;
         }
         if let Some(skb) = self.device().prepare_received(skb) {
-            // SAFETY: The queue is being polled, by this processor, as this says, in a softirq, as there is a budget; the frame is of its device, and
-            // the count passes to the function.
+            // SAFETY: The queue is being polled, by this processor, as this says, in a softirq, as there is a budget;
+            // the frame is of its device, and the count passes to the function.
             unsafe { bindings::napi_gro_receive(self.napi.as_raw(), skb.into_raw()) };
         }
     }

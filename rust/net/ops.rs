@@ -3,7 +3,8 @@
 //! The tables of operations that the core calls.
 //!
 //! What is between an operation of the core and the driver stands in the file of what it is about, and so does the
-//! function that puts it into its table.
+//! function that puts it into its table. The core calls them with a device of the table's driver, which is registered, or
+//! being registered or unregistered, so that it stays until they return.
 
 use super::Driver;
 use crate::bindings;

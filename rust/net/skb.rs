@@ -42,6 +42,10 @@ pub enum DropReason {
     NotReady = bindings::skb_drop_reason_SKB_DROP_REASON_DEV_READY,
     /// A ring or queue is full.
     QueueFull = bindings::skb_drop_reason_SKB_DROP_REASON_FULL_RING,
+    /// A checksum of it could not be computed.
+    Checksum = bindings::skb_drop_reason_SKB_DROP_REASON_SKB_CSUM,
+    /// It could not be cut into segments.
+    Segmentation = bindings::skb_drop_reason_SKB_DROP_REASON_SKB_GSO_SEG,
 }
 
 /// What is known of the checksums in a frame.
@@ -345,6 +349,7 @@ impl Skb {
         // SAFETY: By the type invariant the buffer is valid.
         if unsafe { bindings::skb_vlan_tag_present(skb.as_raw()) } {
             if skb.linear_len() < EthernetHeader::SIZE {
+                skb.discard(DropReason::BadHeader);
                 return Err(EINVAL);
             }
             // SAFETY: The count passes to the function, which passes that of its result to us, or frees it. The
@@ -354,7 +359,10 @@ impl Skb {
         }
         // SAFETY: By the type invariant the buffer is valid.
         if !unsafe { bindings::skb_is_gso(skb.as_raw()) } {
-            skb.complete_checksum()?;
+            if let Err(error) = skb.complete_checksum() {
+                skb.discard(DropReason::Checksum);
+                return Err(error);
+            }
             // INVARIANT: A list of one, which is ours.
             return Ok(Frames {
                 next: skb.into_raw(),
@@ -365,7 +373,13 @@ impl Skb {
         // SAFETY: The buffer is valid and ours, and its first byte is that of its Ethernet header. The function
         // checks all headers behind it: openvswitch gives it frames of others as well.
         let list = unsafe { bindings::__skb_gso_segment(skb.as_raw(), features, false) };
-        let list = from_err_ptr(list)?;
+        let list = match from_err_ptr(list) {
+            Ok(list) => list,
+            Err(error) => {
+                skb.discard(DropReason::Segmentation);
+                return Err(error);
+            }
+        };
         if list.is_null() {
             // Nothing to be cut.
             return Ok(Frames {
@@ -509,15 +523,17 @@ impl SkbQueue {
         unsafe { Skb::from_raw(bindings::skb_dequeue(self.inner.get())) }
     }
 
-    /// Drops all.
-    pub fn clear(&self) {
-        while self.pop().is_some() {}
+    /// Drops all, for a reason.
+    pub fn clear(&self, reason: DropReason) {
+        while let Some(skb) = self.pop() {
+            skb.discard(reason);
+        }
     }
 }
 
 #[pinned_drop]
 impl PinnedDrop for SkbQueue {
     fn drop(self: Pin<&mut Self>) {
-        self.clear();
+        self.clear(DropReason::NotReady);
     }
 }

@@ -2,7 +2,6 @@
 
 //! Tests that need no hardware: a device of software that receives whatever it sends.
 
-use super::device::is_ip_behind_tag;
 use super::*;
 use crate::bindings;
 use crate::kernel_ext::workqueue::OwnedQueue;
@@ -91,7 +90,7 @@ impl Driver for Echo {
 
     fn stop(dev: &Device<Self>, rtnl: &Rtnl) {
         dev.set_carrier(false);
-        dev.on_their_way.clear();
+        dev.on_their_way.clear(DropReason::NotReady);
         dev.seen.stopped.fetch_add(1, Relaxed);
         if dev.seen.strange.xchg(0, Relaxed) != 0 {
             let _ = dev.restart(rtnl, || ());
@@ -187,19 +186,19 @@ impl VlanOps for Echo {
 impl EthtoolOps for Echo {
     const NAME: &'static str = "net_kunit";
 
-    fn ethtool_count(dev: &Device<Self>) -> usize {
+    fn ethtool_count(dev: &Device<Self>, _rtnl: &Rtnl) -> usize {
         // One more each time.
         3 + dev.seen.asked.fetch_add(1, Relaxed) as usize
     }
 
-    fn ethtool_names(_dev: &Device<Self>, names: &mut StatisticsNames<'_>) {
+    fn ethtool_names(_dev: &Device<Self>, _rtnl: &Rtnl, names: &mut StatisticsNames<'_>) {
         names.push(&["first"]);
         names.push(&["sec", "ond"]);
         names.push(&["a_name_that_is_much_longer", "_than_there_is_room_for"]);
         names.push(&["one too many"]);
     }
 
-    fn driver_info(_dev: &Device<Self>) -> DriverInfo {
+    fn driver_info(_dev: &Device<Self>, _rtnl: &Rtnl) -> DriverInfo {
         DriverInfo {
             firmware: "17",
             version: None,
@@ -207,22 +206,22 @@ impl EthtoolOps for Echo {
         }
     }
 
-    fn ethtool_statistics(_dev: &Device<Self>, values: &mut [u64]) {
+    fn ethtool_statistics(_dev: &Device<Self>, _rtnl: &Rtnl, values: &mut [u64]) {
         values.copy_from_slice(&[1, 2, 3]);
     }
 
-    fn link_settings(_dev: &Device<Self>) -> Result<LinkSettings> {
+    fn link_settings(_dev: &Device<Self>, _rtnl: &Rtnl) -> Result<LinkSettings> {
         Ok(LinkSettings {
             speed: Some(40_000),
             full_duplex: true,
         })
     }
 
-    fn tx_copybreak(dev: &Device<Self>) -> Result<u32> {
+    fn tx_copybreak(dev: &Device<Self>, _rtnl: &Rtnl) -> Result<u32> {
         Ok(dev.seen.copybreak.load(Relaxed))
     }
 
-    fn set_tx_copybreak(dev: &Device<Self>, bytes: u32) -> Result {
+    fn set_tx_copybreak(dev: &Device<Self>, _rtnl: &Rtnl, bytes: u32) -> Result {
         dev.seen.copybreak.store(bytes, Relaxed);
         Ok(())
     }
@@ -231,11 +230,11 @@ impl EthtoolOps for Echo {
 impl RssOps for Echo {
     const KEY: usize = 40;
 
-    fn rss_entries(dev: &Device<Self>) -> usize {
+    fn rss_entries(dev: &Device<Self>, _rtnl: &Rtnl) -> usize {
         2 + 2 * dev.seen.asked.fetch_add(1, Relaxed) as usize
     }
 
-    fn rss(_dev: &Device<Self>, table: Option<&mut [u32]>, key: Option<&mut [u8]>) {
+    fn rss(_dev: &Device<Self>, _rtnl: &Rtnl, table: Option<&mut [u32]>, key: Option<&mut [u8]>) {
         if let Some(table) = table {
             table.fill(5);
         }
@@ -610,6 +609,29 @@ mod net_tests {
         Ok(())
     }
 
+    #[test]
+    fn a_queue_that_is_woken_while_a_device_is_stopped_sends_nothing() -> Result {
+        let seen = seen()?;
+        let dev = register(c"kunitnet12", &seen)?;
+        let attachment = Attachment::new(c"kunitnet12", Taker::new())?;
+        let handle = attachment.handle();
+        bring_up(&dev)?;
+        let sent = seen.sent.load(Relaxed);
+        let during = Rtnl::with(|rtnl| {
+            dev.restart(rtnl, || {
+                dev.set_carrier(true);
+                dev.wake_queue(0);
+                handle.send(frame(&handle, 2)?)?;
+                Ok::<_, Error>(seen.sent.load(Relaxed))
+            })
+        })??;
+        assert_eq!(during, sent);
+        // It waits, and is sent when it was started again.
+        assert!(becomes(|| seen.sent.load(Relaxed) > sent));
+        assert!(becomes(|| attachment.upper().taken.len() == 1));
+        Ok(())
+    }
+
     fn empty_frame() -> Result<Skb> {
         let mut skb = empty(100)?;
         fill(&mut skb, OWN, 2)?;
@@ -898,24 +920,27 @@ mod net_tests {
     fn how_many_there_are_counts_as_it_was_said_first() -> Result {
         let seen = seen()?;
         let dev = register(c"kunitnet16", &seen)?;
-        let table = &Ops::<Echo>::of().ethtool;
-        let raw = dev.as_raw();
-        let size = table.get_rxfh_indir_size.ok_or(EINVAL)?;
-        // SAFETY: The device is registered.
-        let first = unsafe { size(raw) };
-        assert_eq!(first, 2);
-        // SAFETY: The device is registered.
-        assert_eq!(unsafe { size(raw) }, first);
-        let mut entries = [0xaau32; 16];
-        let mut key = [0xaau8; 41];
-        let mut param: bindings::ethtool_rxfh_param = pin_init::zeroed();
-        param.indir = entries.as_mut_ptr();
-        param.key = key.as_mut_ptr();
-        // SAFETY: The device is registered, and there is room for more entries and bytes than it has.
-        assert_eq!(unsafe { table.get_rxfh.ok_or(EINVAL)?(raw, &mut param) }, 0);
-        assert_eq!(entries[..3], [5, 5, 0xaa]);
-        assert_eq!(key[39..], [6, 0xaa]);
-        Ok(())
+        // As the core calls them.
+        Rtnl::with(|_| {
+            let table = &Ops::<Echo>::of().ethtool;
+            let raw = dev.as_raw();
+            let size = table.get_rxfh_indir_size.ok_or(EINVAL)?;
+            // SAFETY: RTNL is held, and the device is registered.
+            let first = unsafe { size(raw) };
+            assert_eq!(first, 2);
+            // SAFETY: RTNL is held, and the device is registered.
+            assert_eq!(unsafe { size(raw) }, first);
+            let mut entries = [0xaau32; 16];
+            let mut key = [0xaau8; 41];
+            let mut param: bindings::ethtool_rxfh_param = pin_init::zeroed();
+            param.indir = entries.as_mut_ptr();
+            param.key = key.as_mut_ptr();
+            // SAFETY: RTNL is held, the device is registered, and there is room for more entries and bytes than it has.
+            assert_eq!(unsafe { table.get_rxfh.ok_or(EINVAL)?(raw, &mut param) }, 0);
+            assert_eq!(entries[..3], [5, 5, 0xaa]);
+            assert_eq!(key[39..], [6, 0xaa]);
+            Ok(())
+        })
     }
 
     #[test]
@@ -964,68 +989,74 @@ mod net_tests {
     fn ethtool_is_told_as_many_names_as_values() -> Result {
         let seen = seen()?;
         let dev = register(c"kunitnet5", &seen)?;
-        let table = &Ops::<Echo>::of().ethtool;
-        let raw = dev.as_raw();
-        let set = bindings::ethtool_stringset_ETH_SS_STATS;
-        let count = table.get_sset_count.ok_or(EINVAL)?;
-        // SAFETY: The device is registered.
-        let counts = unsafe { (count(raw, set as c_int), count(raw, set as c_int + 1)) };
-        assert_eq!(counts.0, 3);
-        assert!(counts.1 < 0);
-        let mut names = [[0xaau8; 32]; 4];
-        // SAFETY: The device is registered, and there is room for one name more than it has.
-        unsafe { table.get_strings.ok_or(EINVAL)?(raw, set, names.as_mut_ptr().cast()) };
-        assert_eq!(&names[0][..6], b"first\0");
-        assert_eq!(&names[1][..7], b"second\0");
-        assert_eq!(&names[2], b"a_name_that_is_much_longer_than\0");
-        assert_eq!(names[3], [0xaa; 32]);
-        let mut head: bindings::ethtool_stats = Default::default();
-        head.n_stats = 3;
-        let mut values = [0xaau64; 4];
-        let get = table.get_ethtool_stats.ok_or(EINVAL)?;
-        // SAFETY: The device is registered, and there is room for one value more than `head` says.
-        unsafe { get(raw, &mut head, values.as_mut_ptr()) };
-        assert_eq!(values, [1, 2, 3, 0xaa]);
-        // Not where there is other room.
-        head.n_stats = 2;
-        let mut few = [0xaau64; 3];
-        // SAFETY: The device is registered, and there is room for one value more than `head` says.
-        unsafe { get(raw, &mut head, few.as_mut_ptr()) };
-        assert_eq!(few, [0xaa; 3]);
-        let mut info: bindings::ethtool_drvinfo = pin_init::zeroed();
-        // SAFETY: The device is registered, and the structure valid.
-        unsafe { table.get_drvinfo.ok_or(EINVAL)?(raw, &mut info) };
-        assert_eq!(&info.driver[..10], b"net_kunit\0");
-        assert_eq!(&info.fw_version[..3], b"17\0");
-        Ok(())
+        // As the core calls them.
+        Rtnl::with(|_| {
+            let table = &Ops::<Echo>::of().ethtool;
+            let raw = dev.as_raw();
+            let set = bindings::ethtool_stringset_ETH_SS_STATS;
+            let count = table.get_sset_count.ok_or(EINVAL)?;
+            // SAFETY: RTNL is held, and the device is registered.
+            let counts = unsafe { (count(raw, set as c_int), count(raw, set as c_int + 1)) };
+            assert_eq!(counts.0, 3);
+            assert!(counts.1 < 0);
+            let mut names = [[0xaau8; 32]; 4];
+            // SAFETY: RTNL is held, the device is registered, and there is room for one name more than it has.
+            unsafe { table.get_strings.ok_or(EINVAL)?(raw, set, names.as_mut_ptr().cast()) };
+            assert_eq!(&names[0][..6], b"first\0");
+            assert_eq!(&names[1][..7], b"second\0");
+            assert_eq!(&names[2], b"a_name_that_is_much_longer_than\0");
+            assert_eq!(names[3], [0xaa; 32]);
+            let mut head: bindings::ethtool_stats = Default::default();
+            head.n_stats = 3;
+            let mut values = [0xaau64; 4];
+            let get = table.get_ethtool_stats.ok_or(EINVAL)?;
+            // SAFETY: RTNL is held, the device is registered, and there is room for one value more than `head` says.
+            unsafe { get(raw, &mut head, values.as_mut_ptr()) };
+            assert_eq!(values, [1, 2, 3, 0xaa]);
+            // Not where there is other room.
+            head.n_stats = 2;
+            let mut few = [0xaau64; 3];
+            // SAFETY: RTNL is held, the device is registered, and there is room for one value more than `head` says.
+            unsafe { get(raw, &mut head, few.as_mut_ptr()) };
+            assert_eq!(few, [0xaa; 3]);
+            let mut info: bindings::ethtool_drvinfo = pin_init::zeroed();
+            // SAFETY: RTNL is held, the device is registered, and the structure valid.
+            unsafe { table.get_drvinfo.ok_or(EINVAL)?(raw, &mut info) };
+            assert_eq!(&info.driver[..10], b"net_kunit\0");
+            assert_eq!(&info.fw_version[..3], b"17\0");
+            Ok(())
+        })
     }
 
     #[test]
     fn a_threshold_is_tuned_by_its_name_only() -> Result {
         let seen = seen()?;
         let dev = register(c"kunitnet6", &seen)?;
-        let table = &Ops::<Echo>::of().ethtool;
-        let mut tunable: bindings::ethtool_tunable = Default::default();
-        tunable.id = bindings::tunable_id_ETHTOOL_TX_COPYBREAK;
-        tunable.type_id = bindings::tunable_type_id_ETHTOOL_TUNABLE_U32;
-        tunable.len = 4;
-        let (set, get) = (
-            table.set_tunable.ok_or(EINVAL)?,
-            table.get_tunable.ok_or(EINVAL)?,
-        );
-        let value = 321u32;
-        let mut back = 0u32;
-        let to = core::ptr::from_ref(&value).cast();
-        let from = core::ptr::from_mut(&mut back).cast();
-        // SAFETY: The device is registered, and the value has the four bytes that `tunable` says.
-        assert_eq!(unsafe { set(dev.as_raw(), &tunable, to) }, 0);
-        // SAFETY: The device is registered, and there is room for the four bytes that `tunable` says.
-        assert_eq!(unsafe { get(dev.as_raw(), &tunable, from) }, 0);
-        tunable.len = 8;
-        // SAFETY: The device is registered; what has another length is refused before anything is written.
-        assert!(unsafe { get(dev.as_raw(), &tunable, from) } < 0);
-        assert_eq!(back, 321);
-        Ok(())
+        // As the core calls them.
+        Rtnl::with(|_| {
+            let table = &Ops::<Echo>::of().ethtool;
+            let mut tunable: bindings::ethtool_tunable = Default::default();
+            tunable.id = bindings::tunable_id_ETHTOOL_TX_COPYBREAK;
+            tunable.type_id = bindings::tunable_type_id_ETHTOOL_TUNABLE_U32;
+            tunable.len = 4;
+            let (set, get) = (
+                table.set_tunable.ok_or(EINVAL)?,
+                table.get_tunable.ok_or(EINVAL)?,
+            );
+            let value = 321u32;
+            let mut back = 0u32;
+            let to = core::ptr::from_ref(&value).cast();
+            let from = core::ptr::from_mut(&mut back).cast();
+            // SAFETY: RTNL is held, the device is registered, and the value has the four bytes that `tunable` says.
+            assert_eq!(unsafe { set(dev.as_raw(), &tunable, to) }, 0);
+            // SAFETY: RTNL is held, the device is registered, and there is room for the four bytes that `tunable` says.
+            assert_eq!(unsafe { get(dev.as_raw(), &tunable, from) }, 0);
+            tunable.len = 8;
+            // SAFETY: RTNL is held, and the device is registered; what has another length is refused before anything is written.
+            assert!(unsafe { get(dev.as_raw(), &tunable, from) } < 0);
+            assert_eq!(back, 321);
+            Ok(())
+        })
     }
 
     /// Somebody who does something for a while, beside the test.
@@ -1067,7 +1098,7 @@ mod net_tests {
                         }
                         Err(_) => {}
                     }
-                    handle.upper().taken.clear();
+                    handle.upper().taken.clear(DropReason::NotSpecified);
                     if this.sent.load(Relaxed) % 64 == 0 {
                         fsleep(Delta::from_millis(1));
                     }

@@ -8,7 +8,7 @@ use crate::frames::{MAX_MTU, MIN_MTU};
 use crate::kernel_ext::errno::eopnotsupp;
 use crate::kernel_ext::workqueue::{flush_delayed, hasten, OwnedQueue};
 use crate::link::{Link, CONFIG_MAX};
-use crate::net::{Hold, MacAddress, Rtnl};
+use crate::net::{netdev_info, netdev_warn, Hold, MacAddress, Rtnl};
 use crate::protocol::{
     FilterFlags, Layout, Link as FarLink, MacAddress as FarMac, Mtu, Operation,
     Statistics as FarStatistics, Vlan,
@@ -177,7 +177,7 @@ impl Agent {
             // is tried again.
             Err(err) if is_refusal(err) => {
                 if applied.refused != Some(mac) {
-                    pr_warn!("{}: the I/O unit refuses {}\n", dev.name(), mac);
+                    netdev_warn!(dev, "the I/O unit refuses {}\n", mac);
                 }
                 applied.refused = Some(mac);
             }
@@ -201,11 +201,7 @@ impl WorkItem for Agent {
         if let Err(err) = this.bring_in_line(&dev, link) {
             // Where it is gone, that was said.
             if link.is_up() {
-                pr_warn!(
-                    "{}: the I/O unit could not be asked: {:?}\n",
-                    dev.name(),
-                    err
-                );
+                netdev_warn!(dev, "the I/O unit could not be asked: {:?}\n", err);
             }
         }
         let again = this.dev.lock();
@@ -230,12 +226,7 @@ fn accept_refusal(dev: &Hold<Split>, operation: Operation, told: Result) -> Resu
         Err(err) if is_refusal(err) => {
             // Each user may join groups, without end.
             if dev.said.allows(c"rust_rdma_split_host: what is refused") {
-                pr_warn!(
-                    "{}: the I/O unit refuses {:?}: {:?}\n",
-                    dev.name(),
-                    operation,
-                    err
-                );
+                netdev_warn!(dev, "the I/O unit refuses {:?}: {:?}\n", operation, err);
             }
             Ok(())
         }
@@ -272,7 +263,7 @@ fn limit_mtu(dev: &Hold<Split>, applied: &mut Applied, mtu: u32) {
     Rtnl::with(|rtnl| {
         dev.set_max_mtu(rtnl, mtu.min(MAX_MTU));
         if dev.mtu() > mtu && dev.request_mtu(rtnl, mtu).is_ok() {
-            pr_info!("{}: MTU {}, as the far interface has\n", dev.name(), mtu);
+            netdev_info!(dev, "MTU {}, as the far interface has\n", mtu);
         }
     });
 }

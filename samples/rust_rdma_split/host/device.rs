@@ -9,9 +9,9 @@ use crate::kernel_ext::ratelimit::RateLimit;
 use crate::kernel_ext::spinlock::{new_irq_spinlock, IrqSpinLock};
 use crate::link::{self, Link};
 use crate::net::{
-    Device, DriverInfo, DropReason, EthtoolOps, LinkSettings, MacAddress, MacOps, MtuOps, NapiOps,
-    Ops, PollContext, Rtnl, RxMode, RxModeOps, Skb, SkbQueue, Statistics, StatisticsNames,
-    StatisticsOps, VlanOps, Xmit,
+    netdev_info, Device, DriverInfo, DropReason, EthtoolOps, LinkSettings, MacAddress, MacOps,
+    MtuOps, NapiOps, Ops, PollContext, Rtnl, RxMode, RxModeOps, Skb, SkbQueue, Statistics,
+    StatisticsNames, StatisticsOps, VlanOps, Xmit,
 };
 use crate::protocol::{
     Link as FarLink, Statistics as FarStatistics, Unsent, FILTER_ALL_MULTICAST, FILTER_PROMISCUOUS,
@@ -173,12 +173,7 @@ impl Device<Split> {
                 .allows(c"rust_rdma_split_host: changes of the far link")
         {
             let state = if is_up { "up" } else { "down" };
-            pr_info!(
-                "{}: the far link is {}, MTU {}\n",
-                self.name(),
-                state,
-                link.mtu
-            );
+            netdev_info!(self, "the far link is {}, MTU {}\n", state, link.mtu);
         }
         if standing.is_configured {
             self.set_carrier(is_up);
@@ -221,7 +216,7 @@ impl crate::net::Driver for Split {
     }
 
     fn stop(dev: &Device<Self>, _rtnl: &Rtnl) {
-        dev.arrived.clear();
+        dev.arrived.clear(DropReason::NotReady);
     }
 
     fn start_xmit(dev: &Device<Self>, mut skb: Skb) -> Xmit {
@@ -378,11 +373,11 @@ const OWN_NAMES: &[&str] = &[
 impl EthtoolOps for Split {
     const NAME: &'static str = "rust_rdma_split_host";
 
-    fn ethtool_count(_dev: &Device<Self>) -> usize {
+    fn ethtool_count(_dev: &Device<Self>, _rtnl: &Rtnl) -> usize {
         link::Statistics::COUNT + OWN_NAMES.len()
     }
 
-    fn ethtool_names(_dev: &Device<Self>, names: &mut StatisticsNames<'_>) {
+    fn ethtool_names(_dev: &Device<Self>, _rtnl: &Rtnl, names: &mut StatisticsNames<'_>) {
         for (prefix, name) in link::Statistics::names() {
             names.push(&[prefix, name]);
         }
@@ -391,14 +386,14 @@ impl EthtoolOps for Split {
         }
     }
 
-    fn driver_info(_dev: &Device<Self>) -> DriverInfo {
+    fn driver_info(_dev: &Device<Self>, _rtnl: &Rtnl) -> DriverInfo {
         DriverInfo {
             bus: "rdma",
             ..DriverInfo::default()
         }
     }
 
-    fn ethtool_statistics(dev: &Device<Self>, values: &mut [u64]) {
+    fn ethtool_statistics(dev: &Device<Self>, _rtnl: &Rtnl, values: &mut [u64]) {
         let link = dev.link.as_ref();
         let counted = link.map_or(link::Statistics::ZERO, |link| link.statistics());
         let far = dev.far.lock().statistics;
@@ -419,7 +414,7 @@ impl EthtoolOps for Split {
         of_device.copy_from_slice(&own);
     }
 
-    fn link_settings(dev: &Device<Self>) -> Result<LinkSettings> {
+    fn link_settings(dev: &Device<Self>, _rtnl: &Rtnl) -> Result<LinkSettings> {
         let far = dev.far.lock().link;
         Ok(LinkSettings {
             speed: (far.speed != 0).then_some(far.speed),
@@ -427,11 +422,11 @@ impl EthtoolOps for Split {
         })
     }
 
-    fn tx_copybreak(dev: &Device<Self>) -> Result<u32> {
+    fn tx_copybreak(dev: &Device<Self>, _rtnl: &Rtnl) -> Result<u32> {
         Ok(dev.threshold.load(Relaxed))
     }
 
-    fn set_tx_copybreak(dev: &Device<Self>, bytes: u32) -> Result {
+    fn set_tx_copybreak(dev: &Device<Self>, _rtnl: &Rtnl, bytes: u32) -> Result {
         dev.threshold.store(bytes, Relaxed);
         if let Some(link) = dev.link.as_ref() {
             link.set_threshold(bytes);

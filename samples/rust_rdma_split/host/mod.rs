@@ -11,7 +11,9 @@ mod device;
 
 use crate::frames::{copy_frame, MAX_MTU};
 use crate::link::{Frame, Host, Options, Owner, CONFIG_MAX};
-use crate::net::{Config, DropReason, Hold, Offloads, Registration, Skb, Unregistered};
+use crate::net::{
+    netdev_info, Config, DropReason, Hold, Offloads, Registration, Skb, Unregistered,
+};
 use crate::protocol::{Layout, Link as FarLink, Operation, Status};
 use agent::Agent;
 use core::net::SocketAddr;
@@ -67,7 +69,7 @@ impl Interface {
             device.link.populate(link);
             Ok(Arc::new(wire, GFP_KERNEL)?)
         })?;
-        pr_info!("{}: connecting to {}\n", device.name(), given);
+        netdev_info!(device, "connecting to {}\n", given);
         Ok(Self {
             _host: host,
             _agent: agent,
@@ -119,9 +121,9 @@ impl Owner for Wire {
             .said
             .allows(c"rust_rdma_split_host: an I/O unit that comes and goes");
         if is_said && !is_up {
-            pr_info!("{}: the I/O unit is gone\n", dev.name());
+            netdev_info!(dev, "the I/O unit is gone\n");
         } else if is_said {
-            pr_info!("{}: connected to the I/O unit\n", dev.name());
+            netdev_info!(dev, "connected to the I/O unit\n");
         }
         self.agent.kick();
         // Whoever waits for room is told that there is none, or that there is.

@@ -703,12 +703,14 @@ of it. Frames that hardware sends, and pages that it receives in, are
 mapped for as long as they are in their place, while its driver is bound.
 ",
         files: &[
+            "rust/kernel_ext/rtnl.rs",
             "rust/net/device.rs",
+            "rust/net/device/",
             "rust/net/dma.rs",
             "rust/net/ethtool.rs",
             "rust/net/napi.rs",
             "rust/net/ops.rs",
-            "rust/net/rtnl.rs",
+            "rust/net/print.rs",
         ],
         edits: &[],
     },

@@ -16,6 +16,7 @@ use crate::{
     },
     dma_types::DeviceChannelCounters,
     net::{
+        netdev_warn,
         ChannelsOps,
         CoalesceOps,
         Coalescing,
@@ -41,9 +42,9 @@ const SPEED: u32 = 100_000;
 
 impl Device<Interface> {
     /// What the device has counted of the interface, in the order of [`CHANNEL_COUNTER_NAMES`]; where the device has no
-    /// time `EAGAIN`, as anybody may ask, and holds RTNL meanwhile. Sleeps.
-    fn device_counters(&self) -> Result<DeviceChannelCounters> {
-        let behind = self.behind()?;
+    /// time `EAGAIN`, as anybody may ask, and RTNL is held meanwhile. Sleeps.
+    fn device_counters(&self, rtnl: &Rtnl) -> Result<DeviceChannelCounters> {
+        let behind = self.behind(rtnl)?;
         let request = QueryChannelCounters {
             channel: abi::CHANNEL_NONE,
             port: port::DEVICE_PORT,
@@ -57,8 +58,8 @@ impl Device<Interface> {
 impl EthtoolOps for Interface {
     const NAME: &'static str = "ferrite";
 
-    fn driver_info(dev: &Device<Self>) -> DriverInfo {
-        let version = dev.behind().ok().map(|behind| {
+    fn driver_info(dev: &Device<Self>, rtnl: &Rtnl) -> DriverInfo {
+        let version = dev.behind(rtnl).ok().map(|behind| {
             let (major, minor, patch) = behind.identity.firmware;
             [major, minor.into(), patch.into()]
         });
@@ -68,11 +69,11 @@ impl EthtoolOps for Interface {
         }
     }
 
-    fn ethtool_count(dev: &Device<Self>) -> usize {
+    fn ethtool_count(dev: &Device<Self>, _rtnl: &Rtnl) -> usize {
         CHANNEL_COUNTER_NAMES.len() + dev.napis().len() * ChannelCounters::NAMES.len()
     }
 
-    fn ethtool_names(dev: &Device<Self>, names: &mut StatisticsNames<'_>) {
+    fn ethtool_names(dev: &Device<Self>, _rtnl: &Rtnl, names: &mut StatisticsNames<'_>) {
         for name in CHANNEL_COUNTER_NAMES {
             names.push(&["device_", name]);
         }
@@ -85,13 +86,13 @@ impl EthtoolOps for Interface {
         }
     }
 
-    fn ethtool_statistics(dev: &Device<Self>, values: &mut [u64]) {
+    fn ethtool_statistics(dev: &Device<Self>, rtnl: &Rtnl, values: &mut [u64]) {
         let Some((of_device, rest)) = values.split_at_mut_checked(CHANNEL_COUNTER_NAMES.len())
         else {
             return;
         };
         let mut last = dev.counted.lock();
-        if let Ok(counted) = dev.device_counters() {
+        if let Ok(counted) = dev.device_counters(rtnl) {
             *last = counted.0;
         }
         // Else as it was heard of last.
@@ -103,7 +104,7 @@ impl EthtoolOps for Interface {
         }
     }
 
-    fn link_settings(dev: &Device<Self>) -> Result<LinkSettings> {
+    fn link_settings(dev: &Device<Self>, _rtnl: &Rtnl) -> Result<LinkSettings> {
         Ok(LinkSettings {
             speed: dev.has_carrier().then_some(SPEED),
             full_duplex: dev.has_carrier(),
@@ -122,14 +123,14 @@ fn log_entries(asked: u32, least: u8, most: u8) -> Result<u8> {
 }
 
 impl RingOps for Interface {
-    fn ring_sizes(dev: &Device<Self>) -> (RingSizes, RingSizes) {
+    fn ring_sizes(dev: &Device<Self>, rtnl: &Rtnl) -> (RingSizes, RingSizes) {
         let settings = dev.settings.lock();
         let now = RingSizes {
             rx: 1 << settings.receive_log_entries,
             tx: 1 << settings.transmit_log_blocks,
         };
         drop(settings);
-        let most = dev.behind().map_or(now, |behind| RingSizes {
+        let most = dev.behind(rtnl).map_or(now, |behind| RingSizes {
             rx: 1 << behind.caps.receive_max_log_entries,
             tx: 1 << behind.caps.transmit_max_log_blocks,
         });
@@ -137,7 +138,7 @@ impl RingOps for Interface {
     }
 
     fn set_ring_sizes(dev: &Device<Self>, rtnl: &Rtnl, sizes: RingSizes) -> Result {
-        let caps = dev.behind()?.caps;
+        let caps = dev.behind(rtnl)?.caps;
         let transmit = log_entries(
             sizes.tx,
             LEAST_TRANSMIT_LOG_BLOCKS,
@@ -168,32 +169,28 @@ impl RingOps for Interface {
 }
 
 impl CoalesceOps for Interface {
-    fn coalescing(dev: &Device<Self>) -> Result<Coalescing> {
-        let (microseconds, count) = dev.behind()?.handlers.moderation(0)?;
+    fn coalescing(dev: &Device<Self>, rtnl: &Rtnl) -> Result<Coalescing> {
+        let (microseconds, count) = dev.behind(rtnl)?.handlers.moderation(0)?;
         Ok(Coalescing {
             microseconds: microseconds.into(),
             frames: count.into(),
         })
     }
 
-    fn set_coalescing(dev: &Device<Self>, _rtnl: &Rtnl, coalescing: Coalescing) -> Result {
+    fn set_coalescing(dev: &Device<Self>, rtnl: &Rtnl, coalescing: Coalescing) -> Result {
         let microseconds = u16::try_from(coalescing.microseconds).map_err(|_| EINVAL)?;
         let count = u16::try_from(coalescing.frames).map_err(|_| EINVAL)?;
-        let behind = dev.behind()?;
-        for handler in 0..behind.channels() {
-            behind
-                .handlers
-                .set_moderation(handler, microseconds, count)?;
-        }
+        let behind = dev.behind(rtnl)?;
+        behind.moderate(behind.channels(), microseconds, count)?;
         dev.settings.lock().coalescing = Some((microseconds, count));
         Ok(())
     }
 }
 
 impl ChannelsOps for Interface {
-    fn most_channels(dev: &Device<Self>) -> u16 {
+    fn most_channels(dev: &Device<Self>, rtnl: &Rtnl) -> u16 {
         let there = dev.napis().len() as u16;
-        dev.behind()
+        dev.behind(rtnl)
             .map_or(there, |behind| behind.channels().min(there))
     }
 
@@ -204,10 +201,11 @@ impl ChannelsOps for Interface {
         }
         let set = |channels| {
             let spread = |channels| dev.settings.lock().redirection.set_channels(channels);
+            let there = dev.tx_queues();
             spread(channels)?;
             dev.set_queues(rtnl, channels).inspect_err(|_| {
-                // As many as there were the table can name.
-                let _ = spread(before);
+                // As many as there are the table can name.
+                let _ = spread(there);
             })?;
             dev.settings.lock().channels = channels;
             Ok(())
@@ -216,7 +214,9 @@ impl ChannelsOps for Interface {
             Ok(set) => set,
             Err(error) => {
                 // There may be no memory for more of them.
-                set(before)?;
+                if let Err(back) = set(before) {
+                    netdev_warn!(dev, "has no {} channels again: {:?}\n", before, back);
+                }
                 dev.reopen_or_repair(rtnl);
                 Err(error)
             }
@@ -227,11 +227,11 @@ impl ChannelsOps for Interface {
 impl RssOps for Interface {
     const KEY: usize = abi::REDIRECTION_KEY_SIZE;
 
-    fn rss_entries(dev: &Device<Self>) -> usize {
+    fn rss_entries(dev: &Device<Self>, _rtnl: &Rtnl) -> usize {
         dev.settings.lock().redirection.entries()
     }
 
-    fn rss(dev: &Device<Self>, table: Option<&mut [u32]>, key: Option<&mut [u8]>) {
+    fn rss(dev: &Device<Self>, _rtnl: &Rtnl, table: Option<&mut [u32]>, key: Option<&mut [u8]>) {
         let settings = dev.settings.lock();
         if let Some(table) = table {
             for (to, from) in table.iter_mut().zip(settings.redirection.table()) {
@@ -247,11 +247,11 @@ impl RssOps for Interface {
 
     fn set_rss(
         dev: &Device<Self>,
-        _rtnl: &Rtnl,
+        rtnl: &Rtnl,
         table: Option<&[u32]>,
         key: Option<&[u8]>,
     ) -> Result {
-        let behind = dev.behind()?;
+        let behind = dev.behind(rtnl)?;
         let mut settings = dev.settings.lock();
         let before = settings.redirection.try_clone()?;
         settings.redirection.set(table, key, dev.tx_queues())?;

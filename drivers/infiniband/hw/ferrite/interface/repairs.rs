@@ -16,6 +16,7 @@ use crate::{
         workqueue::hasten,
     },
     net::{
+        netdev_warn,
         Device,
         Hold,
         Rtnl, //
@@ -32,6 +33,7 @@ use kernel::{
     },
     workqueue::{
         DelayedWork,
+        Queue,
         WorkItem, //
     },
 };
@@ -135,12 +137,21 @@ impl Repairs {
         drop(dev.work.enqueue_delayed::<_, 0>(dev.repairs.clone(), wait));
     }
 
-    /// Nothing is to be made anew any more of an interface that has no device behind it: it is not held, and nothing waits
-    /// for its time.
+    /// Nothing is to be done any more for an interface that has no device behind it: it is not held, and nothing waits for
+    /// its time. Not before nobody asks for anything any more: its channels are gone, and [`Device::detach`] has returned.
     pub(super) fn stand_down(dev: &Device<Interface>) {
-        let stuck = dev.repairs.stuck.lock().dev.take();
-        drop(stuck);
-        hasten::<_, 0>(&dev.work, dev.repairs.clone());
+        Self::settle(&dev.repairs, &dev.work);
+    }
+
+    /// Lets go of who is to be looked after, and has nothing wait for its time: a timer that is left would queue its work on
+    /// a workqueue that may be gone by then. `queue` is the one.
+    fn settle(this: &Arc<Self>, queue: &Queue) {
+        let stuck = this.stuck.lock().dev.take();
+        let hungry = this.hungry.lock().take();
+        drop((stuck, hungry));
+        // Also where nobody is to be looked after: a run may have taken him between his being put there and its timer's start.
+        hasten::<_, 0>(queue, this.clone());
+        hasten::<_, REFILLS>(queue, this.clone());
     }
 
     /// Has the channels of an interface look for buffers after a while. May be called from any context, while the
@@ -172,7 +183,7 @@ impl WorkItem for Repairs {
             let Err(error) = dev.mend(rtnl) else {
                 return;
             };
-            pr_warn!("{}: channels are not made anew: {:?}\n", dev.name(), error);
+            netdev_warn!(dev, "channels are not made anew: {:?}\n", error);
             // With RTNL held: who takes the device from behind the interface does that, and has it stand down.
             if dev.is_served(rtnl) {
                 Self::restart_soon(&dev);
@@ -196,6 +207,23 @@ impl WorkItem<REFILLS> for Repairs {
 #[kunit_tests(ferrite_net_repairs)]
 mod tests {
     use super::*;
+    use crate::kernel_ext::workqueue::OwnedQueue;
+
+    #[test]
+    fn no_timer_is_left_that_would_queue_work_later() -> Result {
+        let queue = OwnedQueue::for_long_work(c"ferrite_net_test")?;
+        let repairs = Repairs::new()?;
+        let hour = msecs_to_jiffies(3_600_000);
+        // As where who was to be looked after was already.
+        let restart = queue.enqueue_delayed::<_, 0>(repairs.clone(), hour);
+        let refill = queue.enqueue_delayed::<_, REFILLS>(repairs.clone(), hour);
+        assert!(restart.is_ok() && refill.is_ok());
+        Repairs::settle(&repairs, &queue);
+        queue.flush();
+        // Who waits has a reference.
+        assert!(Arc::into_unique_or_drop(repairs).is_some());
+        Ok(())
+    }
 
     #[test]
     fn what_is_asked_for_again_and_again_is_put_off_longer_each_time() {

@@ -29,6 +29,7 @@ use crate::{
     },
     lent::Lent,
     net::{
+        DropReason,
         EthernetHeader,
         Piece,
         SentFrames,
@@ -145,8 +146,8 @@ pub(super) fn is_beyond(consumer: u32, arm: u32, done: u32) -> bool {
 pub(super) enum Refused {
     /// There is no room, now.
     Full(Skb),
-    /// It cannot be sent: too short, or not to be mapped.
-    Bad(Skb),
+    /// It cannot be sent.
+    Bad(Skb, DropReason),
 }
 
 /// The transmit ring of a channel that is open.
@@ -254,8 +255,11 @@ impl Transmitter {
 
     /// Puts a frame in the ring. The device is told by [`Self::publish`].
     pub(super) fn post(&mut self, skb: Skb) -> Result<(), Refused> {
-        if skb.len() < EthernetHeader::SIZE || self.broken || self.hw.is_dead() {
-            return Err(Refused::Bad(skb));
+        if skb.len() < EthernetHeader::SIZE {
+            return Err(Refused::Bad(skb, DropReason::BadHeader));
+        }
+        if self.broken || self.hw.is_dead() {
+            return Err(Refused::Bad(skb, DropReason::NotReady));
         }
         if !self.has_room() {
             return Err(Refused::Full(skb));
@@ -264,7 +268,8 @@ impl Transmitter {
         let slot = self.slot(self.producer);
         let pieces = match self.sent.put(slot, skb, self.most_pieces) {
             Ok(pieces) => pieces,
-            Err(skb) => return Err(Refused::Bad(skb)),
+            // There is no memory to put it in one piece, or no room to map it.
+            Err(skb) => return Err(Refused::Bad(skb, DropReason::NoMemory)),
         };
         let header = header(pieces.len(), checksum, size, vlan);
         let mut count = 0;
