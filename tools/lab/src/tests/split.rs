@@ -184,10 +184,21 @@ fn with_driver(cluster: &Cluster, vm: &Vm) -> Result<()> {
 /// What hosts have to know.
 const KEY: u64 = 0x0bad_cafe_0000_0815;
 
+/// Parameters of a module with the usual key, unless they name another: a module in Rust takes each parameter once, and says
+/// that the second one is there already (`EEXIST`), as if the module were.
+fn with_key(parameters: &str) -> String {
+    let is_key = |parameter: &str| parameter.starts_with("key=");
+    match parameters.split(' ').any(is_key) {
+        true => parameters.to_owned(),
+        false => format!("key={KEY} {parameters}"),
+    }
+}
+
 fn load_unit(unit: &Vm, parameters: &str) -> Result<()> {
+    let parameters = with_key(parameters);
     unit.sh_in(
         &format!(
-            "modprobe rdma_cm && insmod /ferrite/modules/rust_rdma_split_unit.ko lan=eth1 key={KEY} {parameters}"
+            "modprobe rdma_cm && insmod /ferrite/modules/rust_rdma_split_unit.ko lan=eth1 {parameters}"
         ),
         TIME,
     )
@@ -202,10 +213,11 @@ fn host_up(cluster: &Cluster, index: usize, parameters: &str) -> Result<()> {
         &format!(
             "set -e
              modprobe rdma_cm
-             insmod /ferrite/modules/rust_rdma_split_host.ko server={} key={KEY} {parameters}
+             insmod /ferrite/modules/rust_rdma_split_host.ko server={} {}
              ip addr replace {}/24 dev {OWN}
              ip link set {OWN} up",
             unit.ip(),
+            with_key(parameters),
             lan_ip(host)
         ),
         TIME,
@@ -905,8 +917,9 @@ fn configured(cluster: &Cluster) -> Result<()> {
     })
 }
 
-/// Frames that are sent to a host that does not run, each of which an element would fit.
-const FLOOD: u64 = 3000;
+/// Frames that are sent to a host that does not run, each of which an element would fit: several times as many as it has
+/// elements, and no more, for the I/O unit gives it up when it has said nothing for half a minute.
+const FLOOD: u64 = 400;
 
 fn room(cluster: &Cluster) -> Result<()> {
     with_host(cluster, "", |host, unit, lan| {
@@ -1268,4 +1281,18 @@ fn impostors(cluster: &Cluster) -> Result<()> {
         );
         Ok(())
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_named_once() {
+        let keys = |text: &str| with_key(text).matches("key=").count();
+        for parameters in ["", "hosts=5", "key=0 insecure=1", "insecure=1 key=0"] {
+            assert_eq!(keys(parameters), 1, "{parameters}");
+        }
+        assert!(with_key("key=0").contains("key=0") && with_key("").contains(&KEY.to_string()));
+    }
 }
