@@ -850,6 +850,9 @@ fn new_mac(mac: &str) -> String {
     format!("ip link set {OWN} down && ip link set {OWN} address {mac} && ip link set {OWN} up")
 }
 
+/// VLANs of a host, at most.
+const MOST_VLANS: usize = 64;
+
 fn configured(cluster: &Cluster) -> Result<()> {
     with_host(cluster, "", |host, unit, lan| {
         let_trust(host, unit)?;
@@ -894,6 +897,29 @@ fn configured(cluster: &Cluster) -> Result<()> {
             host.sh(&remove)?;
             unit.wait_for(&format!("! ({seen})"), TIME).context(what)?;
         }
+        // One more than a host may have: it is told that there is no room, and those before stay.
+        let vlans = |verb: &str| {
+            format!(
+                "for n in $(seq 100 {last}); do echo link {verb}; done | ip -batch -",
+                last = 100 + MOST_VLANS,
+            )
+        };
+        let has_vlans = |count: usize| {
+            let hosts = "/sys/kernel/debug/rust_rdma_split_unit/hosts";
+            unit.wait_for(&format!("grep -q ' vlans {count} ' {hosts}"), TIME)
+                .with_context(|| format!("{count} VLANs"))
+        };
+        host.sh_in(
+            &vlans(&format!("add link {OWN} name v$n type vlan id $n")),
+            TIME,
+        )?;
+        host.wait_for(
+            "dmesg | grep -q 'the I/O unit refuses AddVlan: ENOSPC'",
+            TIME,
+        )?;
+        has_vlans(MOST_VLANS)?;
+        host.sh_in(&vlans("del v$n"), TIME)?;
+        has_vlans(0)?;
         connected(host)?;
         pings(host, lan)?;
         // What the far interface counts, which is asked for now and then.
@@ -1218,7 +1244,7 @@ fn impostors(cluster: &Cluster) -> Result<()> {
         ))?;
         for refused in ["SetFilter", "AddVlan"] {
             host.wait_for(
-                &format!("dmesg | grep -q 'the I/O unit refuses {refused}'"),
+                &format!("dmesg | grep -q 'the I/O unit refuses {refused}: EPERM'"),
                 TIME,
             )?;
         }
