@@ -486,6 +486,30 @@ fn two_hosts(cluster: &Cluster) -> Result<()> {
     })
 }
 
+/// Lists what the RDMA core knows of regions and of connections on a machine's devices.
+const REGISTERED: &str = "rdma resource show mr; rdma resource show cm_id";
+
+/// That is there while a module has a connection.
+fn is_registered(vms: &[&Vm]) -> Result<()> {
+    for vm in vms {
+        ensure!(
+            !vm.sh(REGISTERED)?.trim().is_empty(),
+            "{} is connected without a region or a connection",
+            vm.name()
+        );
+    }
+    Ok(())
+}
+
+/// And gone with the modules: each pool is deregistered, each connection destroyed.
+fn nothing_is_registered(vms: &[&Vm]) -> Result<()> {
+    for vm in vms {
+        vm.wait_for(&format!("[ -z \"$({REGISTERED})\" ]"), TIME)
+            .with_context(|| format!("{} has some left: {:?}", vm.name(), vm.sh(REGISTERED)))?;
+    }
+    Ok(())
+}
+
 /// Of two hosts one goes, then the I/O unit.
 fn flushed(cluster: &Cluster) -> Result<()> {
     let other = vm(cluster, OTHER_HOST)?;
@@ -495,6 +519,7 @@ fn flushed(cluster: &Cluster) -> Result<()> {
         host_up(cluster, index, "")?;
         pings(vm(cluster, index)?, lan)?;
     }
+    is_registered(&[host, other, unit])?;
     let (there, before) = (lent(&counters_of(other)?)?, counters_of_unit(unit)?);
     host_down(other)?;
     are_flushed(there, &before, &counters_of_unit(unit)?)?;
@@ -502,7 +527,8 @@ fn flushed(cluster: &Cluster) -> Result<()> {
     let before = counters_of(host)?;
     unit_down(unit)?;
     are_flushed(lent(&before)?, &before, &counters_of(host)?)?;
-    host_down(host)
+    host_down(host)?;
+    nothing_is_registered(&[host, other, unit])
 }
 
 fn counted(counters: &Counters, name: &str) -> Result<u64> {
@@ -564,20 +590,29 @@ fn variants(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
+/// The cable of RDMA is pulled, and comes back.
+fn without_cable(cluster: &Cluster, host: &Vm, unit: &Vm, lan: &Vm) -> Result<()> {
+    pings(host, lan)?;
+    cluster.device_command(UNIT, &json!({"cmd": "link", "up": false}))?;
+    let lost = host.wait_for(
+        &format!("[ $(cat /sys/class/net/{OWN}/carrier) = 0 ]"),
+        LONG,
+    );
+    cluster.device_command(UNIT, &json!({"cmd": "link", "up": true}))?;
+    lost.context("a connection without a cable is not found dead")?;
+    wait_active(unit)?;
+    connected(host)?;
+    pings(host, lan)
+}
+
 fn reconnects(cluster: &Cluster) -> Result<()> {
+    // Where nothing is acknowledged by an adapter it is the missing answers that tell.
+    with_host(cluster, "service=2", |host, unit, lan| {
+        without_cable(cluster, host, unit, lan)
+    })
+    .context("the unacknowledged service")?;
     with_host(cluster, "", |host, unit, lan| {
-        pings(host, lan)?;
-        // By the cable of RDMA.
-        cluster.device_command(UNIT, &json!({"cmd": "link", "up": false}))?;
-        let lost = host.wait_for(
-            &format!("[ $(cat /sys/class/net/{OWN}/carrier) = 0 ]"),
-            LONG,
-        );
-        cluster.device_command(UNIT, &json!({"cmd": "link", "up": true}))?;
-        lost.context("a connection without a cable is not found dead")?;
-        wait_active(unit)?;
-        connected(host)?;
-        pings(host, lan)?;
+        without_cable(cluster, host, unit, lan)?;
         // The unit's module.
         unit_down(unit)?;
         host.wait_for(
@@ -636,8 +671,10 @@ fn unloaded(cluster: &Cluster) -> Result<()> {
         load_unit(unit, "")?;
         connected(host)?;
         pings(host, lan)?;
+        is_registered(&[host, unit])?;
         host_down(host)?;
-        unit_down(unit)
+        unit_down(unit)?;
+        nothing_is_registered(&[host, unit])
     })
 }
 
