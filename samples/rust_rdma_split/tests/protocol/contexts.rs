@@ -149,8 +149,8 @@ fn the_context_of_a_pool_comes_back_to_its_owner() {
         }
         world.settle();
         assert!(world.ends.iter().all(|end| !end.seen.is_empty()));
-        for who in 0..2 {
-            for index in own[who].keys() {
+        for (who, own) in own.iter().enumerate() {
+            for index in own.keys() {
                 world.ends[who].endpoint.withdraw(*index).unwrap();
             }
             world.settle();
