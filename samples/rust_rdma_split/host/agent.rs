@@ -216,7 +216,7 @@ impl WorkItem for Agent {
 
 /// Whether that is an answer of the I/O unit, and not one of a link that has failed.
 fn is_refusal(err: Error) -> bool {
-    [EPERM, EINVAL, EIO, eopnotsupp()].contains(&err)
+    [EPERM, EINVAL, EIO, ENOSPC, eopnotsupp()].contains(&err)
 }
 
 /// What the I/O unit does not want it was told nevertheless, and is not told again: the interface works without. The

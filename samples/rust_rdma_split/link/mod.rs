@@ -487,6 +487,7 @@ impl<O: Owner> Link<O> {
             Status::BadValue => return Err(EINVAL),
             Status::NotPermitted => return Err(EPERM),
             Status::Failed => return Err(EIO),
+            Status::NoRoom => return Err(ENOSPC),
         }
         let data = reply.data.get(..reply.length).ok_or(EIO)?;
         answer

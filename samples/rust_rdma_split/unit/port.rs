@@ -145,10 +145,7 @@ impl Port {
             return Ok(());
         }
         wanted.reserve(1, GFP_KERNEL).map_err(|_| Status::Failed)?;
-        let new = self.lan.want(want).map_err(|err| match err {
-            err if err == EEXIST => Status::NotPermitted,
-            _ => Status::Failed,
-        })?;
+        let new = self.lan.want(want).map_err(refusal)?;
         wanted.push(new, GFP_KERNEL).map_err(|_| Status::Failed)
     }
 
@@ -204,7 +201,7 @@ impl Port {
         if is_wanted {
             // Requests of a host come one after the other.
             if !self.filter.lock().has_room_for_vlan(vlan) {
-                return Err(Status::Failed);
+                return Err(Status::NoRoom);
             }
             self.want(Want::Vlan(vlan))?;
         } else {
@@ -221,7 +218,7 @@ impl Port {
         }
         if is_wanted {
             let added = self.filter.lock().add_group(group);
-            added.map_err(|_| Status::Failed)?;
+            added.map_err(refusal)?;
             if let Err(status) = self.want(Want::Multicast(group)) {
                 self.filter.lock().remove_group(group);
                 return Err(status);
@@ -389,4 +386,28 @@ fn decode_mac(data: &[u8]) -> Result<MacAddress, Status> {
 fn reply<A: Layout>(data: &A, answer: &mut [u8; CONFIG_MAX]) -> Result<usize, Status> {
     data.encode(answer).ok_or(Status::Failed)?;
     Ok(A::SIZE)
+}
+
+/// What a host is told whose wish came to that.
+fn refusal(err: Error) -> Status {
+    match err {
+        // What another has: an address of somebody's, a VLAN of the machine's own.
+        err if [EEXIST, EBUSY].contains(&err) => Status::NotPermitted,
+        err if err == ENOSPC => Status::NoRoom,
+        _ => Status::Failed,
+    }
+}
+
+#[kunit_tests(rust_rdma_split_port)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_may_not_is_told_apart_from_what_failed_and_what_is_full() {
+        assert_eq!(refusal(EEXIST), Status::NotPermitted);
+        assert_eq!(refusal(EBUSY), Status::NotPermitted);
+        assert_eq!(refusal(ENOSPC), Status::NoRoom);
+        assert_eq!(refusal(ENOMEM), Status::Failed);
+        assert_eq!(refusal(ENODEV), Status::Failed);
+    }
 }

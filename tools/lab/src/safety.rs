@@ -26,6 +26,9 @@ const STATEMENTS: usize = 4;
 /// How many blocks the driver has at most: what is unsafe is for the abstractions.
 const BLOCKS_OF_DRIVER: usize = 6;
 
+/// A sample that is written on safe abstractions only.
+const SAFE: &str = "rust_rdma_split";
+
 /// Fails with all that is wrong.
 pub(crate) fn check(files: &[PathBuf]) -> Result<()> {
     let mut wrong = Vec::new();
@@ -34,6 +37,12 @@ pub(crate) fn check(files: &[PathBuf]) -> Result<()> {
         let text = fs::read_to_string(file)?;
         if file.components().any(|part| part.as_os_str() == "drivers") {
             of_driver += blocks(&text);
+        }
+        if file.components().any(|part| part.as_os_str() == SAFE) && has_unsafe(&text) {
+            wrong.push(format!(
+                "{}: what is unsafe is for the abstractions",
+                file.display()
+            ));
         }
         for (line, what) in look_at(&text) {
             wrong.push(format!("{}:{line}: {what}", file.display()));
@@ -48,6 +57,14 @@ pub(crate) fn check(files: &[PathBuf]) -> Result<()> {
         bail!("{}", wrong.join("\n"));
     }
     Ok(())
+}
+
+/// Whether anything in a file is unsafe: blocks, implementations, functions, attributes.
+fn has_unsafe(text: &str) -> bool {
+    let is_word = |letter: char| letter.is_alphanumeric() || letter == '_';
+    let code = text.lines().map(str::trim_start);
+    code.filter(|line| !line.starts_with("//"))
+        .any(|line| line.split(|at| !is_word(at)).any(|word| word == "unsafe"))
 }
 
 /// How many unsafe blocks are in a file.
@@ -174,6 +191,19 @@ mod tests {
             look_at("// SAFETY: `x` is ours.\nunsafe { f(x) };\nunsafe { f(y) };\n").len(),
             1
         );
+    }
+
+    #[test]
+    fn what_is_unsafe_is_found_where_nothing_is_to_be() {
+        for text in [
+            "let a = unsafe { f() };\n",
+            "unsafe impl Send for X {}\n",
+            "    pub unsafe fn f() {}\n",
+            "#[unsafe(no_mangle)]\n",
+        ] {
+            assert!(has_unsafe(text), "{text}");
+        }
+        assert!(!has_unsafe("// unsafe { f() }\n#![forbid(unsafe_code)]\n"));
     }
 
     #[test]

@@ -134,6 +134,8 @@ numbers! {
         NotPermitted = 3,
         /// It was tried, and failed.
         Failed = 4,
+        /// There is no room for another one.
+        NoRoom = 5,
     }
 }
 

@@ -9,7 +9,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 /// Pools of several sizes at both ends; some so that 32 bits do not suffice.
-fn furnish(world: &mut World) {
+pub fn furnish(world: &mut World) {
     let kind = match world.options.variant {
         Variant::Push => PoolKind::Write,
         Variant::Pull => PoolKind::Read,
@@ -26,7 +26,7 @@ fn furnish(world: &mut World) {
     }
 }
 
-fn operation(number: u64) -> (Operation, Vec<u8>) {
+pub fn operation(number: u64) -> (Operation, Vec<u8>) {
     let address = |first| vec![first, 0, 0, 0, 0, 1, 0, 0];
     match number {
         0 => (Operation::GetMac, vec![]),
@@ -228,7 +228,7 @@ proptest! {
     }
 }
 
-fn furnished(options: Options) -> World {
+pub fn furnished(options: Options) -> World {
     let mut world = World::new(options, 1);
     furnish(&mut world);
     world.settle();

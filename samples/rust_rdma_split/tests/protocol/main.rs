@@ -3,6 +3,7 @@
 //! The protocol of the split driver: both ends against each other, and each against a peer that does
 //! what it should not.
 
+mod contexts;
 mod documentation;
 mod exchange;
 mod hostile;

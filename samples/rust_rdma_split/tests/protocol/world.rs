@@ -108,6 +108,8 @@ pub struct World {
     pub options: Options,
     /// How many of 256 messages are lost.
     pub loss: u8,
+    /// What was sent, by whom: of the control channel, then of the data channel.
+    pub said: [Vec<(usize, Vec<u8>)>; 2],
     /// Whether pools have come and gone, so that nothing can be said about which elements are free.
     pub is_shaken: bool,
     pub now: u64,
@@ -139,6 +141,7 @@ impl World {
             ends: [End::new(options), End::new(other)],
             options,
             loss: 0,
+            said: [Vec::new(), Vec::new()],
             is_shaken: false,
             now: 0,
             next_frame: 1,
@@ -203,7 +206,8 @@ impl World {
             element_size,
             address: if is_send { 0 } else { u64::from(key) << 32 },
             key: if is_send { 0 } else { key },
-            context: u64::from(key) << 8,
+            // All of its bits count.
+            context: !(u64::from(key) << 24),
         };
         let offer = match self.options.service {
             Service::Acknowledged => offer,
@@ -257,6 +261,7 @@ impl World {
             Transfer::Message { header, .. } => {
                 let mut message = header.to_vec();
                 message.extend(&frame);
+                self.said[1].push((who, message.clone()));
                 if !self.is_lost() {
                     self.ends[who].data_out.push_back(Data::Message(message));
                 }
@@ -339,6 +344,7 @@ impl World {
         self.collect(who);
         let message = bytes[..outgoing.length].to_vec();
         Message::parse(&message).expect("what is sent makes sense");
+        self.said[0].push((who, message.clone()));
         if self.options.service == Service::Unacknowledged {
             self.ends[who].endpoint.control_done(outgoing.token);
             if self.is_lost() {
@@ -515,6 +521,12 @@ impl World {
         };
         let address = arrival.pool.address + arrival.offset();
         let length = arrival.length;
+        // As it was announced, with the context that its owner gave it.
+        let owner = match arrival.pool.kind {
+            PoolKind::Read => 1 - who,
+            _ => who,
+        };
+        assert_eq!(self.ends[owner].pools[&arrival.pool.index], arrival.pool);
         let handle = arrival.handle;
         if arrival.pool.kind == PoolKind::Read {
             let read = Some((arrival.pool.key, address, length));

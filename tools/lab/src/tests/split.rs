@@ -184,10 +184,21 @@ fn with_driver(cluster: &Cluster, vm: &Vm) -> Result<()> {
 /// What hosts have to know.
 const KEY: u64 = 0x0bad_cafe_0000_0815;
 
+/// Parameters of a module with the usual key, unless they name another: a module in Rust takes each parameter once, and says
+/// that the second one is there already (`EEXIST`), as if the module were.
+fn with_key(parameters: &str) -> String {
+    let is_key = |parameter: &str| parameter.starts_with("key=");
+    match parameters.split(' ').any(is_key) {
+        true => parameters.to_owned(),
+        false => format!("key={KEY} {parameters}"),
+    }
+}
+
 fn load_unit(unit: &Vm, parameters: &str) -> Result<()> {
+    let parameters = with_key(parameters);
     unit.sh_in(
         &format!(
-            "modprobe rdma_cm && insmod /ferrite/modules/rust_rdma_split_unit.ko lan=eth1 key={KEY} {parameters}"
+            "modprobe rdma_cm && insmod /ferrite/modules/rust_rdma_split_unit.ko lan=eth1 {parameters}"
         ),
         TIME,
     )
@@ -202,10 +213,11 @@ fn host_up(cluster: &Cluster, index: usize, parameters: &str) -> Result<()> {
         &format!(
             "set -e
              modprobe rdma_cm
-             insmod /ferrite/modules/rust_rdma_split_host.ko server={} key={KEY} {parameters}
+             insmod /ferrite/modules/rust_rdma_split_host.ko server={} {}
              ip addr replace {}/24 dev {OWN}
              ip link set {OWN} up",
             unit.ip(),
+            with_key(parameters),
             lan_ip(host)
         ),
         TIME,
@@ -474,6 +486,30 @@ fn two_hosts(cluster: &Cluster) -> Result<()> {
     })
 }
 
+/// Lists what the RDMA core knows of regions and of connections on a machine's devices.
+const REGISTERED: &str = "rdma resource show mr; rdma resource show cm_id";
+
+/// That is there while a module has a connection.
+fn is_registered(vms: &[&Vm]) -> Result<()> {
+    for vm in vms {
+        ensure!(
+            !vm.sh(REGISTERED)?.trim().is_empty(),
+            "{} is connected without a region or a connection",
+            vm.name()
+        );
+    }
+    Ok(())
+}
+
+/// And gone with the modules: each pool is deregistered, each connection destroyed.
+fn nothing_is_registered(vms: &[&Vm]) -> Result<()> {
+    for vm in vms {
+        vm.wait_for(&format!("[ -z \"$({REGISTERED})\" ]"), TIME)
+            .with_context(|| format!("{} has some left: {:?}", vm.name(), vm.sh(REGISTERED)))?;
+    }
+    Ok(())
+}
+
 /// Of two hosts one goes, then the I/O unit.
 fn flushed(cluster: &Cluster) -> Result<()> {
     let other = vm(cluster, OTHER_HOST)?;
@@ -483,6 +519,7 @@ fn flushed(cluster: &Cluster) -> Result<()> {
         host_up(cluster, index, "")?;
         pings(vm(cluster, index)?, lan)?;
     }
+    is_registered(&[host, other, unit])?;
     let (there, before) = (lent(&counters_of(other)?)?, counters_of_unit(unit)?);
     host_down(other)?;
     are_flushed(there, &before, &counters_of_unit(unit)?)?;
@@ -490,7 +527,8 @@ fn flushed(cluster: &Cluster) -> Result<()> {
     let before = counters_of(host)?;
     unit_down(unit)?;
     are_flushed(lent(&before)?, &before, &counters_of(host)?)?;
-    host_down(host)
+    host_down(host)?;
+    nothing_is_registered(&[host, other, unit])
 }
 
 fn counted(counters: &Counters, name: &str) -> Result<u64> {
@@ -552,20 +590,29 @@ fn variants(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
+/// The cable of RDMA is pulled, and comes back.
+fn without_cable(cluster: &Cluster, host: &Vm, unit: &Vm, lan: &Vm) -> Result<()> {
+    pings(host, lan)?;
+    cluster.device_command(UNIT, &json!({"cmd": "link", "up": false}))?;
+    let lost = host.wait_for(
+        &format!("[ $(cat /sys/class/net/{OWN}/carrier) = 0 ]"),
+        LONG,
+    );
+    cluster.device_command(UNIT, &json!({"cmd": "link", "up": true}))?;
+    lost.context("a connection without a cable is not found dead")?;
+    wait_active(unit)?;
+    connected(host)?;
+    pings(host, lan)
+}
+
 fn reconnects(cluster: &Cluster) -> Result<()> {
+    // Where nothing is acknowledged by an adapter it is the missing answers that tell.
+    with_host(cluster, "service=2", |host, unit, lan| {
+        without_cable(cluster, host, unit, lan)
+    })
+    .context("the unacknowledged service")?;
     with_host(cluster, "", |host, unit, lan| {
-        pings(host, lan)?;
-        // By the cable of RDMA.
-        cluster.device_command(UNIT, &json!({"cmd": "link", "up": false}))?;
-        let lost = host.wait_for(
-            &format!("[ $(cat /sys/class/net/{OWN}/carrier) = 0 ]"),
-            LONG,
-        );
-        cluster.device_command(UNIT, &json!({"cmd": "link", "up": true}))?;
-        lost.context("a connection without a cable is not found dead")?;
-        wait_active(unit)?;
-        connected(host)?;
-        pings(host, lan)?;
+        without_cable(cluster, host, unit, lan)?;
         // The unit's module.
         unit_down(unit)?;
         host.wait_for(
@@ -624,8 +671,10 @@ fn unloaded(cluster: &Cluster) -> Result<()> {
         load_unit(unit, "")?;
         connected(host)?;
         pings(host, lan)?;
+        is_registered(&[host, unit])?;
         host_down(host)?;
-        unit_down(unit)
+        unit_down(unit)?;
+        nothing_is_registered(&[host, unit])
     })
 }
 
@@ -838,6 +887,9 @@ fn new_mac(mac: &str) -> String {
     format!("ip link set {OWN} down && ip link set {OWN} address {mac} && ip link set {OWN} up")
 }
 
+/// VLANs of a host, at most.
+const MOST_VLANS: usize = 64;
+
 fn configured(cluster: &Cluster) -> Result<()> {
     with_host(cluster, "", |host, unit, lan| {
         let_trust(host, unit)?;
@@ -882,6 +934,29 @@ fn configured(cluster: &Cluster) -> Result<()> {
             host.sh(&remove)?;
             unit.wait_for(&format!("! ({seen})"), TIME).context(what)?;
         }
+        // One more than a host may have: it is told that there is no room, and those before stay.
+        let vlans = |verb: &str| {
+            format!(
+                "for n in $(seq 100 {last}); do echo link {verb}; done | ip -batch -",
+                last = 100 + MOST_VLANS,
+            )
+        };
+        let has_vlans = |count: usize| {
+            let hosts = "/sys/kernel/debug/rust_rdma_split_unit/hosts";
+            unit.wait_for(&format!("grep -q ' vlans {count} ' {hosts}"), TIME)
+                .with_context(|| format!("{count} VLANs"))
+        };
+        host.sh_in(
+            &vlans(&format!("add link {OWN} name v$n type vlan id $n")),
+            TIME,
+        )?;
+        host.wait_for(
+            "dmesg | grep -q 'the I/O unit refuses AddVlan: ENOSPC'",
+            TIME,
+        )?;
+        has_vlans(MOST_VLANS)?;
+        host.sh_in(&vlans("del v$n"), TIME)?;
+        has_vlans(0)?;
         connected(host)?;
         pings(host, lan)?;
         // What the far interface counts, which is asked for now and then.
@@ -905,8 +980,9 @@ fn configured(cluster: &Cluster) -> Result<()> {
     })
 }
 
-/// Frames that are sent to a host that does not run, each of which an element would fit.
-const FLOOD: u64 = 3000;
+/// Frames that are sent to a host that does not run, each of which an element would fit: several times as many as it has
+/// elements, and no more, for the I/O unit gives it up when it has said nothing for half a minute.
+const FLOOD: u64 = 400;
 
 fn room(cluster: &Cluster) -> Result<()> {
     with_host(cluster, "", |host, unit, lan| {
@@ -1205,7 +1281,7 @@ fn impostors(cluster: &Cluster) -> Result<()> {
         ))?;
         for refused in ["SetFilter", "AddVlan"] {
             host.wait_for(
-                &format!("dmesg | grep -q 'the I/O unit refuses {refused}'"),
+                &format!("dmesg | grep -q 'the I/O unit refuses {refused}: EPERM'"),
                 TIME,
             )?;
         }
@@ -1268,4 +1344,18 @@ fn impostors(cluster: &Cluster) -> Result<()> {
         );
         Ok(())
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_named_once() {
+        let keys = |text: &str| with_key(text).matches("key=").count();
+        for parameters in ["", "hosts=5", "key=0 insecure=1", "insecure=1 key=0"] {
+            assert_eq!(keys(parameters), 1, "{parameters}");
+        }
+        assert!(with_key("key=0").contains("key=0") && with_key("").contains(&KEY.to_string()));
+    }
 }
