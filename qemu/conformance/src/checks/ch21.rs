@@ -2,8 +2,9 @@
 //! Chapter 21: raw packets, rules of flows, receive tables.
 
 use super::checks;
-use crate::host::{Host, PEER_MAC};
+use crate::host::{Host, OWN_GID, PEER_GID, PEER_MAC, PEER_QPN, QKEY};
 use crate::outcome::{not_here, watch, Outcome};
+use crate::packet::{deth, Packet, UD_SEND};
 use crate::rings::{Cq, Qp, Region};
 use crate::work::Work;
 use crate::{ensure, ensure_eq};
@@ -41,6 +42,7 @@ checks! {
     "DEV-21-24" => the_entry_of_the_hash,
     "DEV-21-25" => in_use,
     "DEV-21-26" => a_reset_ends_them,
+    "DEV-21-27" => nobody_elses_packet,
 }
 
 const GROUP: [u8; 6] = [0x01, 0, 0x5e, 0, 0, 9];
@@ -296,6 +298,37 @@ fn own_address(host: &mut Host) -> Outcome {
     let (entry, found) = raw.received(host, at)?;
     ensure_eq!(entry.qpn, raw.b.qpn, "who got it");
     ensure!(found == bytes, "another frame: {found:02x?}");
+    nothing_sent(host)
+}
+
+fn nobody_elses_packet(host: &mut Host) -> Outcome {
+    let own = host.mac;
+    let mut raw = with_rule(host, FlowFields::zeroed())?;
+    let (_, mut qp) = host.pair(Service::Ud, &raw.cq)?;
+    let into = host.region(ACCESS_LOCAL_WRITE, 4096)?;
+    host.post_receive(&mut qp, &[into.sge(0, 4096)])?;
+    let body = [deth(QKEY, PEER_QPN), b"good day".to_vec()].concat();
+    for (from_mac, from, its_own) in [
+        (PEER_MAC, PEER_GID, false),
+        (PEER_MAC, OWN_GID, false),
+        (own, PEER_GID, false),
+        (own, OWN_GID, true),
+    ] {
+        let bytes = Packet {
+            to_mac: own,
+            from_mac,
+            from,
+            to: OWN_GID,
+            ..Packet::new(UD_SEND, qp.qpn, 0, body.clone())
+        }
+        .encode();
+        let at = raw.post(host, true, ROOM)?;
+        ensure_eq!(raw.send(host, &bytes)?, 0, "the status");
+        let (entry, found) = raw.received(host, at)?;
+        let taker = if its_own { qp.qpn } else { raw.b.qpn };
+        ensure_eq!(entry.qpn, taker, "who got it");
+        ensure!(its_own || found == bytes, "another frame: {found:02x?}");
+    }
     nothing_sent(host)
 }
 
