@@ -2,7 +2,7 @@
 //! What can be asked of a running device: one JSON object a line, answered by
 //! one JSON object a line.
 
-use crate::device::Core;
+use crate::function::Core;
 use ferrite_engine::{ChannelEvent, Misbehaviour};
 use serde::Deserialize;
 use serde_json::{json, Value};

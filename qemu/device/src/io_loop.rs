@@ -5,7 +5,7 @@
 //! It sleeps until there is something to do.
 
 use crate::control::{self, After};
-use crate::device::Device;
+use crate::function::Function;
 use ferrite_fabric::closer;
 use ferrite_fabric::connection::{overflow_user, owner, Connection};
 use ferrite_fabric::descriptors::Receiver;
@@ -155,7 +155,7 @@ struct Client {
 
 /// The sockets of the I/O thread.
 pub struct IoLoop<'a> {
-    device: &'a Device,
+    device: &'a Function,
     uplink_path: Option<PathBuf>,
     uplink: Option<Link<Uplink>>,
     uplink_retry: Option<Instant>,
@@ -204,7 +204,7 @@ struct Ready {
 impl<'a> IoLoop<'a> {
     /// The loop for `device` with its listening sockets.
     pub fn new(
-        device: &'a Device,
+        device: &'a Function,
         uplink: Option<PathBuf>,
         net: Option<Listener>,
         counters: Option<Listener>,
@@ -223,6 +223,7 @@ impl<'a> IoLoop<'a> {
         // Each write is an event of its own; the count need not be read.
         let edges = EventFlags::IN | EventFlags::ET;
         watch(&epoll, device.wake_fd(), token::WAKE, edges)?;
+        watch(&epoll, device.port().wake_fd(), token::WAKE, edges)?;
         Ok(Self {
             device,
             uplink_path: uplink,
@@ -323,7 +324,7 @@ impl<'a> IoLoop<'a> {
         let Some(path) = self.uplink_path.clone() else {
             return;
         };
-        let Ok(wake) = self.device.wake_fd().try_clone_to_owned() else {
+        let Ok(wake) = self.device.port().wake_fd().try_clone_to_owned() else {
             return;
         };
         let (socket, line) = mpsc::channel();
@@ -348,7 +349,7 @@ impl<'a> IoLoop<'a> {
         // by default. Without it they are late, not wrong.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(TIMER_SLACK));
         loop {
-            if let Some(result) = self.device.finished() {
+            if let Some(result) = self.device.port().finished() {
                 return result;
             }
             let ready = self.wait().map_err(text)?;
@@ -403,9 +404,10 @@ impl<'a> IoLoop<'a> {
                 .chain(self.accept_again)
                 .map(|at| at.saturating_duration_since(Instant::now()));
             // A socket may say that it has room for what it does not take.
-            let starved = [core.uplink_starved(), self.vm_queue.is_starved()];
+            let port = self.device.port();
+            let starved = [port.is_starved(), self.vm_queue.is_starved()];
             let starving = starved.contains(&true).then_some(STARVED);
-            let waits = core.uplink_blocked() && !starved[0];
+            let waits = port.sleeps() && !starved[0];
             (timer.into_iter().chain(retry).chain(starving).min(), waits)
         };
         if let Some(link) = &mut self.uplink {
@@ -746,7 +748,7 @@ fn accept(listener: &Listener) -> Result<Option<Connection>, Full> {
 }
 
 /// Answers what a control connection asks; `false` when it is done.
-fn serve(client: &mut Client, device: &Device) -> bool {
+fn serve(client: &mut Client, device: &Function) -> bool {
     let mut chunk = [0; 4096];
     let mut open = true;
     loop {

@@ -4,7 +4,7 @@
 //! A Unix socket that is closed with something unread in it is a connection reset to the peer, and
 //! QEMU up to 11.1 at least ends on an assertion (`vfio_user_recv_hdr` sets an error twice) when it
 //! reads one: the guest would vanish with its device. A process that is told to go sees to that
-//! ([`Device::hang_up`](crate::device::Device::hang_up)); one that is killed, for lack of memory or
+//! ([`Device::hang_up`](crate::function::Function::hang_up)); one that is killed, for lack of memory or
 //! by whoever may, cannot. So another one has the same sockets, and reads nothing of them before
 //! the first is gone. It has nothing that a guest or the wire could make it grow by.
 

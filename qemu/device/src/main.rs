@@ -4,7 +4,7 @@
 use clap::builder::RangedI64ValueParser;
 use clap::{Parser, ValueEnum};
 use ferrite_abi::{DOORBELL_MAX_LOG_STRIDE, MAX_MESSAGES, QUEUE_NUMBER_MASK};
-use ferrite_device::device::{Device, Frontend};
+use ferrite_device::function::{Frontend, Function};
 use ferrite_device::heap;
 use ferrite_device::interrupts::Kinds;
 use ferrite_device::io_loop::IoLoop;
@@ -251,7 +251,7 @@ fn run(options: Options) -> Result<(), String> {
         ));
     }
     let keeper = unless_kept(Keeper::start());
-    let device = Arc::new(Device::new(config, kinds).map_err(text)?);
+    let device = Arc::new(Function::new(config, kinds).map_err(text)?);
     if let Some(rules) = options.misbehave {
         device.lock().misbehave(rules)?;
     }
@@ -305,7 +305,7 @@ fn unless_kept<T>(result: std::io::Result<T>) -> Option<T> {
 
 /// Accepts a virtual machine monitor: the first who connects and says something. Who goes without a word
 /// only wanted to know whether somebody listens.
-fn accept(listener: &UnixListener, device: &Device) -> std::io::Result<UnixStream> {
+fn accept(listener: &UnixListener, device: &Function) -> std::io::Result<UnixStream> {
     loop {
         let (stream, _) = listener.accept()?;
         // Whoever ends the process while nothing is said hangs up on him.
@@ -319,7 +319,7 @@ fn accept(listener: &UnixListener, device: &Device) -> std::io::Result<UnixStrea
 }
 
 /// Serves one virtual machine monitor until it goes away.
-fn serve(listener: &UnixListener, keeper: Option<Keeper>, device: &Device) -> Result<(), String> {
+fn serve(listener: &UnixListener, keeper: Option<Keeper>, device: &Function) -> Result<(), String> {
     let stream = accept(listener, device).map_err(|error| {
         device.attach(None);
         format!("--socket: cannot accept a connection: {error}")

@@ -5,7 +5,7 @@
 use crate::Input;
 use ferrite_abi::*;
 use ferrite_device::control::{handle, After};
-use ferrite_device::device::{Device, Frontend};
+use ferrite_device::function::{Frontend, Function};
 use ferrite_device::interrupts::Kinds;
 use ferrite_device::vfio_user::Backend;
 use ferrite_engine::Config;
@@ -111,7 +111,7 @@ impl Output for Count {
 /// The target.
 pub fn control(data: &[u8]) {
     let mut input = Input::new(data);
-    let device = Device::new(Config::new(MAC, 4), Kinds::all(4)).expect("a device");
+    let device = Function::new(Config::new(MAC, 4), Kinds::all(4)).expect("a device");
     let mut switch = Switch::new(1, Faults::default());
     let ports = [switch.attach(), switch.attach()];
     switch.claim(ports[0], Mac(MAC), false);

@@ -5,7 +5,7 @@
 
 use crate::secret::Secret;
 use crate::Input;
-use ferrite_device::device::Device;
+use ferrite_device::function::Function;
 use ferrite_device::interrupts::Kinds;
 use ferrite_engine::Config;
 use ferrite_fabric::framing::{Reader, MAX_FRAME, MIN_FRAME};
@@ -134,7 +134,7 @@ fn any_message(input: &mut Input<'_>) -> Message {
 
 /// A device whose switch and neighbours are not to be trusted.
 fn device(input: &mut Input<'_>) {
-    let device = Device::new(Config::new(MAC.0, 4), Kinds::all(4)).expect("a device");
+    let device = Function::new(Config::new(MAC.0, 4), Kinds::all(4)).expect("a device");
     let (mut wire, uplink) = UnixStream::pair().expect("a socket");
     wire.set_nonblocking(true).expect("a socket");
     uplink.set_nonblocking(true).expect("a socket");

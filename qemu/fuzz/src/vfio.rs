@@ -7,7 +7,7 @@
 use crate::secret::Secret;
 use crate::Input;
 use ferrite_abi::*;
-use ferrite_device::device::{Device, Frontend};
+use ferrite_device::function::{Frontend, Function};
 use ferrite_device::interrupts::Kinds;
 use ferrite_device::vfio_user::{Connection, REGION_CONFIG};
 use ferrite_engine::Config;
@@ -260,7 +260,7 @@ pub fn vfio(data: &[u8]) {
         .expect("an event");
     let files = [file.as_fd(), other.as_fd(), event.as_fd(), event.as_fd()];
     let (monitor, server) = UnixStream::pair().expect("a socket");
-    let device = Device::new(Config::new(MAC, 8), Kinds::all(8)).expect("a device");
+    let device = Function::new(Config::new(MAC, 8), Kinds::all(8)).expect("a device");
     let (mut wire, uplink) = UnixStream::pair().expect("a socket");
     wire.set_nonblocking(true).expect("a socket");
     uplink.set_nonblocking(true).expect("a socket");

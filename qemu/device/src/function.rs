@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The device: the engine and everything that it can reach, under one lock.
+//! A function: an engine and everything that is its guest's, under one lock.
 
 use crate::config_space::{self, ConfigSpace, Effect};
 use crate::counters::{LinkCounters, MmioCounters};
 use crate::guest_memory::GuestMemory;
 use crate::interrupts::{Interrupts, Kinds};
 use crate::keeper;
+use crate::mapping::{Mapping, Row, Vlans};
+use crate::port::{Port, UPLINK_ROOM};
 use crate::share;
 use crate::shortcuts::{self, Congestion, Inbound, Inbounds, Outbounds};
 use crate::vfio_user::{Backend, DmaMap, Kind, PinChange, VectorChange, REGION_CONFIG};
@@ -14,31 +16,23 @@ use ferrite_abi::Management;
 use ferrite_engine::memory::{DmaError, Host, HostMemory, Room, Way};
 use ferrite_engine::roce::{seal, Medium};
 use ferrite_engine::{ChannelEvent, Config, Disposition, Engine, Misbehaviour};
-use ferrite_fabric::framing::{BadLength, Reader, Writer, MAX_FRAME};
+use ferrite_fabric::framing::{BadLength, Reader, MAX_FRAME};
 use ferrite_fabric::ring::Broken;
 use ferrite_fabric::shortcut::{is_message, Message, ShortcutId};
 use ferrite_fabric::switch::Mac;
 use ferrite_fabric::wake::End;
-use rustix::event::{eventfd, EventfdFlags};
 use rustix::process::Pid;
 use serde_json::{json, Value};
 use std::collections::VecDeque;
 use std::io;
 use std::net::{Ipv6Addr, Shutdown};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{mpsc, Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Bytes that wait for the uplink at most.
-const UPLINK_QUEUE: usize = 64 * 1024 * 1024;
-
-/// How many bytes of messages to the switch may wait beyond the frames.
-const MESSAGES_QUEUE: usize = 64 * 1024;
-/// Bytes of it that the engine may fill.
-const UPLINK_ROOM: usize = 1024 * 1024;
 /// Times that the engine is polled, and nanoseconds after which it is not polled
 /// again, before others may take the lock.
 const PUMP_ROUNDS: usize = 16;
@@ -59,7 +53,9 @@ const ALWAYS_MEMORY: u64 = 0x10_0000;
 struct HostSide {
     memory: GuestMemory,
     interrupts: Interrupts,
-    uplink: Writer,
+    /// What it shares with other functions, and its number among them.
+    port: Arc<Port>,
+    number: usize,
     uplink_counters: LinkCounters,
     uplink_congestion: Congestion,
     /// Ways past the switch, and what went and came by them.
@@ -78,22 +74,14 @@ impl HostSide {
     }
 
     fn send(&mut self, frame: &[u8]) {
-        let taken = self.link_up && self.uplink.push(frame);
+        let taken = self.port.send(self.number, frame);
         self.uplink_counters.sent(frame.len(), taken);
     }
 
     /// Sends a frame of the engine's; it is lost behind a socket that is stuck.
     fn send_by_uplink(&mut self, frame: &[u8]) {
-        if self.uplink_room() > 0 {
-            self.send(frame);
-        } else {
-            self.uplink_counters.sent(frame.len(), false);
-        }
-    }
-
-    /// What the engine may still put into the uplink's queue.
-    fn uplink_room(&self) -> usize {
-        UPLINK_ROOM.saturating_sub(self.uplink.len())
+        let taken = self.port.send_within_room(self.number, frame);
+        self.uplink_counters.sent(frame.len(), taken);
     }
 }
 
@@ -175,7 +163,7 @@ impl Host for HostSide {
         match way {
             Way::Memory(id) => self.outbound.room(id),
             _ => {
-                let room = self.uplink_room();
+                let room = self.port.room(self.number);
                 self.uplink_congestion.ask(room)
             }
         }
@@ -196,14 +184,8 @@ pub struct Core {
     function_resets: u64,
     device_resets: u64,
     start: Instant,
-    /// The uplink's socket for writing, while it is connected.
-    uplink_stream: Option<UnixStream>,
-    /// What the user says about the cable.
-    cable: bool,
     /// Until when the I/O thread sleeps; `None` for ever.
     io_sleeps_until: Option<u64>,
-    /// Whether the I/O thread waits for room in the uplink's socket.
-    io_watches_uplink: bool,
     inbound: Inbounds,
     /// The pin is to be unmasked when the monitor's requests are dealt with.
     unmask_due: bool,
@@ -212,14 +194,15 @@ pub struct Core {
 }
 
 impl Core {
-    fn new(config: Config, kinds: Kinds) -> Self {
+    fn new(port: Arc<Port>, number: usize, config: Config, kinds: Kinds) -> Self {
         let mac = Mac(config.mac);
         let any_source = config.any_source;
         Self {
             host: HostSide {
                 memory: GuestMemory::new(),
                 interrupts: Interrupts::new(kinds),
-                uplink: Writer::new(UPLINK_QUEUE),
+                port,
+                number,
                 uplink_counters: LinkCounters::default(),
                 uplink_congestion: Congestion::default(),
                 outbound: Outbounds::default(),
@@ -235,10 +218,7 @@ impl Core {
             function_resets: 0,
             device_resets: 0,
             start: Instant::now(),
-            uplink_stream: None,
-            cable: true,
             io_sleeps_until: Some(0),
-            io_watches_uplink: false,
             inbound: Inbounds::default(),
             unmask_due: false,
             frame: vec![0; MAX_FRAME],
@@ -296,16 +276,7 @@ impl Core {
     }
 
     fn say(&mut self, message: Message) {
-        let Some(stream) = &self.uplink_stream else {
-            return;
-        };
-        if self.host.uplink.len() > UPLINK_QUEUE + MESSAGES_QUEUE {
-            // Who asks on and on and never listens is no switch. The I/O loop finds the stream's end.
-            let _ = stream.shutdown(Shutdown::Both);
-            return;
-        }
-        let frame = message.to_frame(self.host.mac);
-        self.host.uplink.push_always(&frame);
+        self.host.port.say(message, self.host.mac);
     }
 
     fn forget_shortcut(&mut self, id: ShortcutId) {
@@ -436,31 +407,35 @@ impl Core {
         &mut self.vm_counters
     }
 
-    /// The uplink is connected (with the socket to write to) or gone.
+    /// The uplink is connected (with the socket to write to) or gone, of a function that is alone.
     pub fn set_uplink(&mut self, stream: Option<UnixStream>) {
-        self.host.uplink.clear();
+        let connected = stream.is_some();
+        self.host.port.set_uplink(stream);
+        self.uplink_changed(connected);
+    }
+
+    /// The port has another uplink, or none any more.
+    pub fn uplink_changed(&mut self, connected: bool) {
         // Whoever granted them is gone.
         self.host.outbound.clear();
         self.inbound.clear();
         self.engine.room_again();
-        self.uplink_stream = stream;
-        if self.uplink_stream.is_some() {
+        if connected {
             self.host.uplink_counters.connects += 1;
-            // Says that this is a device, and can use shortcuts.
-            self.host.uplink.push_mark();
-            let any_source = self.host.any_source;
-            self.say(Message::Hello { any_source });
         }
         self.update_link();
     }
 
-    /// Pulls the cable, or plugs it in.
+    /// Pulls the cable, or plugs it in, of a function that is alone.
     pub fn set_cable(&mut self, plugged: bool) {
-        let changed = self.cable != plugged;
-        self.cable = plugged;
-        if changed {
-            self.tell_of_management(Management::Cable, plugged);
+        if self.host.port.set_cable(plugged) {
+            self.cable_changed(plugged);
         }
+    }
+
+    /// The port's cable was pulled, or plugged in.
+    pub fn cable_changed(&mut self, plugged: bool) {
+        self.tell_of_management(Management::Cable, plugged);
         self.update_link();
     }
 
@@ -492,13 +467,9 @@ impl Core {
     }
 
     fn update_link(&mut self) {
-        let up = self.cable && self.uplink_stream.is_some();
+        let up = self.host.port.is_up();
         if up != self.host.link_up {
             self.host.link_up = up;
-            if !up {
-                // What device and switch have to say to each other goes on.
-                self.host.uplink.retain(is_message);
-            }
             let now = self.now();
             self.engine.set_link(up, now, &mut self.host);
         }
@@ -568,29 +539,14 @@ impl Core {
                 self.shortcut_broke(id);
             }
         }
-        if let Some(stream) = &mut self.uplink_stream {
-            if !self.host.uplink.is_empty() && self.host.uplink.flush(stream).is_err() {
-                // The I/O thread sees the end of it, and connects again: what was
-                // written of a frame may be half of it.
-                let _ = stream.shutdown(Shutdown::Both);
-                self.host.uplink.clear();
-            }
+        self.host.port.flush();
+        if self.host.uplink_congestion.is_wanted() {
+            let room = self.host.port.room(self.host.number) > UPLINK_ROOM / 2;
+            room_again |= self.host.uplink_congestion.look(room, now);
         }
-        let room = self.host.uplink_room() > UPLINK_ROOM / 2;
-        room_again |= self.host.uplink_congestion.look(room, now);
         if room_again {
             self.engine.room_again();
         }
-    }
-
-    /// Whether the uplink's socket has no room for what waits.
-    pub fn uplink_blocked(&self) -> bool {
-        !self.host.uplink.is_empty()
-    }
-
-    /// Whether that is for want of memory in the kernel, of which no event tells.
-    pub fn uplink_starved(&self) -> bool {
-        self.host.uplink.is_starved()
     }
 
     /// The I/O thread is about to sleep; returns until when.
@@ -601,18 +557,16 @@ impl Core {
             // A ring has something by now.
             Some(0)
         };
-        self.io_watches_uplink = self.uplink_blocked();
         self.io_sleeps_until
     }
 
     /// Whether the I/O thread sleeps too long now.
     fn io_must_wake(&self) -> bool {
-        let earlier = match (self.wake_at(), self.io_sleeps_until) {
+        match (self.wake_at(), self.io_sleeps_until) {
             (None, _) => false,
             (Some(_), None) => true,
             (Some(due), Some(until)) => due < until,
-        };
-        earlier || self.uplink_blocked() && !self.io_watches_uplink
+        }
     }
 
     /// Follows what the guest has set in configuration space.
@@ -708,14 +662,14 @@ enum Monitor {
     Here(UnixStream),
 }
 
-/// The device as the threads share it.
-pub struct Device {
+/// The function as the threads share it.
+pub struct Function {
     core: Mutex<Core>,
     /// Held by the thread that waits for `core`, so that the one that had it
     /// last does not get it again before.
     turn: Mutex<()>,
-    wake: OwnedFd,
-    end: Mutex<Option<Result<(), String>>>,
+    port: Arc<Port>,
+    number: usize,
     /// The connection to the virtual machine monitor.
     monitor: Mutex<Monitor>,
     /// There is one, or will be none.
@@ -726,19 +680,36 @@ pub struct Device {
     leaving: AtomicBool,
 }
 
-impl Device {
-    /// A device that is made so and interrupts in these ways.
+impl Function {
+    /// A function that is made so and interrupts in these ways, alone behind a port of its own.
     pub fn new(config: Config, kinds: Kinds) -> io::Result<Self> {
-        Ok(Self {
-            core: Mutex::new(Core::new(config, kinds)),
+        let row = Row {
+            mac: Mac(config.mac),
+            any_source: config.any_source,
+            vlans: Vlans::all(),
+        };
+        let mapping = Mapping::new(vec![row]).map_err(io::Error::other)?;
+        let port = Arc::new(Port::new(mapping, true)?);
+        Ok(Self::behind(port, 0, config, kinds))
+    }
+
+    /// The function of this number behind a port, whose table has a row for it.
+    pub fn behind(port: Arc<Port>, number: usize, config: Config, kinds: Kinds) -> Self {
+        Self {
+            core: Mutex::new(Core::new(Arc::clone(&port), number, config, kinds)),
             turn: Mutex::new(()),
-            wake: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?,
-            end: Mutex::new(None),
+            port,
+            number,
             monitor: Mutex::new(Monitor::Nobody),
             arrival: Condvar::new(),
             door: Mutex::new(None),
             leaving: AtomicBool::new(false),
-        })
+        }
+    }
+
+    /// What it is behind.
+    pub fn port(&self) -> &Port {
+        &self.port
     }
 
     /// The state.
@@ -772,7 +743,7 @@ impl Device {
 
     /// Takes the frames that came by the uplink, and what came with them, each
     /// in its order with those of shortcuts. `to_vm` as for
-    /// [`Device::read_shortcuts`].
+    /// [`Function::read_shortcuts`].
     pub fn read_uplink(
         &self,
         reader: &mut Reader,
@@ -811,26 +782,19 @@ impl Device {
         Ok(())
     }
 
-    /// Has an event (an edge) for each call of [`Device::wake`].
+    /// Has an event (an edge) for each call of [`Function::wake`].
     pub fn wake_fd(&self) -> BorrowedFd<'_> {
-        self.wake.as_fd()
+        self.port.function_wake_fd(self.number)
     }
 
     /// Wakes the I/O thread.
     pub fn wake(&self) {
-        // It fails only if the counter is full, and then the thread wakes too.
-        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+        self.port.wake_function(self.number);
     }
 
     /// Ends the process: in order, or for the given reason.
     pub fn finish(&self, result: Result<(), String>) {
-        let mut end = self.end.lock().unwrap_or_else(PoisonError::into_inner);
-        // The first reason is the one that explains the others.
-        if end.is_none() {
-            *end = Some(result);
-        }
-        drop(end);
-        self.wake();
+        self.port.finish(result);
     }
 
     /// The virtual machine monitor is at the other end of this connection;
@@ -850,7 +814,7 @@ impl Device {
     }
 
     /// Virtual machine monitors connect here, and a thread accepts one, of which
-    /// it tells by [`Device::attach`].
+    /// it tells by [`Function::attach`].
     pub fn listen(&self, door: UnixListener) {
         *self.monitor() = Monitor::Awaited;
         *self.door.lock().unwrap_or_else(PoisonError::into_inner) = Some(door);
@@ -919,19 +883,11 @@ impl Device {
             let _ = finished.recv_timeout(LEAVE);
         }
     }
-
-    /// How the process is to end, if it is.
-    pub fn finished(&self) -> Option<Result<(), String>> {
-        self.end
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
-    }
 }
 
 /// The device as the virtual machine monitor sees it.
 pub struct Frontend<'a> {
-    device: &'a Device,
+    device: &'a Function,
     /// The monitor's process, if known.
     peer: Option<Pid>,
     kinds: Kinds,
@@ -940,7 +896,7 @@ pub struct Frontend<'a> {
 
 impl<'a> Frontend<'a> {
     /// The face of `device` toward the monitor `peer`.
-    pub fn new(device: &'a Device, peer: Option<Pid>) -> Self {
+    pub fn new(device: &'a Function, peer: Option<Pid>) -> Self {
         let core = device.lock();
         let kinds = core.host.interrupts.kinds();
         let doorbell_bar_size = core.engine.config().doorbell_bar_size();
@@ -1105,13 +1061,18 @@ impl Backend for Frontend<'_> {
         if wake {
             self.device.wake();
         }
+        if self.device.port.must_wake() {
+            self.device.port.wake();
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::port::{MESSAGES_QUEUE, UPLINK_QUEUE};
     use ferrite_engine::testing::{Node, MEMORY_BASE, MEMORY_SIZE};
+    use ferrite_fabric::framing::Writer;
     use ferrite_fabric::shortcut::MAX_SHORTCUTS;
     use ferrite_fabric::{ring, wake};
     use std::collections::BTreeSet;
@@ -1125,7 +1086,7 @@ mod tests {
 
     #[test]
     fn a_monitor_that_was_just_accepted_reads_the_end() {
-        let device = Device::new(Config::new([2; 6], 1), Kinds::all(1)).unwrap();
+        let device = Function::new(Config::new([2; 6], 1), Kinds::all(1)).unwrap();
         let (listener, path) = listener("accepted");
         let mut peer = UnixStream::connect(&path).unwrap();
         device.listen(listener.try_clone().unwrap());
@@ -1147,7 +1108,7 @@ mod tests {
 
     #[test]
     fn who_connects_all_the_time_does_not_keep_the_device() {
-        let device = Arc::new(Device::new(Config::new([2; 6], 1), Kinds::all(1)).unwrap());
+        let device = Arc::new(Function::new(Config::new([2; 6], 1), Kinds::all(1)).unwrap());
         let (listener, path) = listener("again");
         device.listen(listener.try_clone().unwrap());
         device.attach(None);
@@ -1202,14 +1163,14 @@ mod tests {
 
     /// A device with a switch, which is the test.
     struct Wired {
-        device: Device,
+        device: Function,
         switch: UnixStream,
         reader: Reader,
     }
 
     impl Wired {
         fn new() -> Self {
-            let device = Device::new(Config::new(MAC, 1), Kinds::all(1)).unwrap();
+            let device = Function::new(Config::new(MAC, 1), Kinds::all(1)).unwrap();
             let (uplink, switch) = UnixStream::pair().unwrap();
             uplink.set_nonblocking(true).unwrap();
             switch.set_nonblocking(true).unwrap();
@@ -1317,7 +1278,7 @@ mod tests {
 
     /// Gives a device an engine with a group of many members, none of whom receives, and the memory of its
     /// driver. Returns a frame to them that says to be for the device alone.
-    fn crowd(device: &Device) -> Vec<u8> {
+    fn crowd(device: &Function) -> Vec<u8> {
         let mut node = Node::new(1);
         let mut frame = node.crowd(MEMBERS as usize);
         frame[..6].copy_from_slice(&MAC);
@@ -1351,18 +1312,18 @@ mod tests {
         let mut frame = [0; 60];
         frame[6..12].copy_from_slice(&MAC);
         host.transmit_ordinary(&frame);
-        let one = host.uplink.len();
+        let one = host.port.queued();
         assert_ne!(one, 0);
         host.uplink_congestion.ask(0);
         assert!(!host.uplink_congestion.look(false, 0));
         host.transmit_ordinary(&frame);
-        assert_eq!(host.uplink.len(), 2 * one, "it was not stuck yet");
+        assert_eq!(host.port.queued(), 2 * one, "it was not stuck yet");
         assert!(host.uplink_congestion.look(false, u64::MAX));
         host.transmit_ordinary(&frame);
-        assert_eq!(host.uplink.len(), 2 * one);
+        assert_eq!(host.port.queued(), 2 * one);
         assert!(host.uplink_congestion.look(true, u64::MAX));
         host.transmit_ordinary(&frame);
-        assert_eq!(host.uplink.len(), 3 * one);
+        assert_eq!(host.port.queued(), 3 * one);
     }
 
     #[test]
@@ -1374,8 +1335,8 @@ mod tests {
         for _ in 0..2 * UPLINK_QUEUE / message {
             core.shortcut_message(Message::Revoke(7), &mut fds);
         }
-        assert!(core.host.uplink.len() <= UPLINK_QUEUE + MESSAGES_QUEUE + 2 * message);
-        let mut stream = core.uplink_stream.as_ref().unwrap();
+        assert!(core.host.port.queued() <= UPLINK_QUEUE + MESSAGES_QUEUE + 2 * message);
+        let mut stream = core.host.port.uplink().unwrap();
         assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0, "its end is there");
     }
 
