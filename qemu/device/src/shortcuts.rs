@@ -473,9 +473,11 @@ pub fn follow(
             Some(Message::Closed(id))
         }
         // Nothing that a switch says.
-        Message::Hello { .. } | Message::Ready(_) | Message::Released(_) | Message::Closed(_) => {
-            None
-        }
+        Message::Hello { .. }
+        | Message::Address { .. }
+        | Message::Ready(_)
+        | Message::Released(_)
+        | Message::Closed(_) => None,
     }
 }
 

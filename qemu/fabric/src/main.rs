@@ -1387,7 +1387,11 @@ fn heed(
     let device = port.device == Some(true);
     match message {
         Message::Hello { any_source } if device => {
-            claim(id, port, source, any_source, switch, ports);
+            claim(id, port, source, any_source, switch, ports, Switch::claim);
+        }
+        Message::Address { any_source } if device => {
+            let also = Switch::claim_also;
+            claim(id, port, source, any_source, switch, ports, also);
         }
         Message::Ready(shortcut) | Message::Released(shortcut) | Message::Closed(shortcut)
             if port.outbox.has_grant(shortcut) =>
@@ -1408,8 +1412,9 @@ fn claim(
     any_source: bool,
     switch: &mut Switch,
     ports: &Ports,
+    say: fn(&mut Switch, PortId, Mac, bool) -> bool,
 ) {
-    if !switch.claim(id, address, any_source) {
+    if !say(switch, id, address, any_source) {
         return;
     }
     let Some(holder) = switch.holder(&address).filter(|holder| *holder != id) else {

@@ -14,6 +14,7 @@
 //! | message | from, to | meaning |
 //! |---|---|---|
 //! | hello | port | this port is a device, with this address, and can use shortcuts; in a stream that begins with the [mark](crate::framing::MARK), which a guest behind a port cannot make |
+//! | address | port | this port has this address, too, or alone, and frames to it take no shortcuts; in such a stream as well |
 //! | grant | switch | rings to another port, as two descriptors: the memory, and this port's end of the [sockets](crate::wake) by which both wake each other |
 //! | ready | port | all frames from here on to that port are in the ring |
 //! | open | switch, to the other port | all frames before the ring's first are behind you: begin to read it |
@@ -101,6 +102,10 @@ pub enum Message {
     Released(ShortcutId),
     Close(ShortcutId),
     Closed(ShortcutId),
+    Address {
+        /// As of a hello.
+        any_source: bool,
+    },
 }
 
 /// Whether a frame is a message about shortcuts, well-formed or not. No such
@@ -125,6 +130,7 @@ impl Message {
             Self::Released(id) => (5, id, 0, None),
             Self::Close(id) => (6, id, 0, None),
             Self::Closed(id) => (7, id, 0, None),
+            Self::Address { any_source } => (8, 0, any_source.into(), None),
         };
         let mut frame = [0; LENGTH];
         frame[..6].copy_from_slice(&NEAREST_BRIDGE);
@@ -162,6 +168,9 @@ impl Message {
             5 => Self::Released(id),
             6 => Self::Close(id),
             7 => Self::Closed(id),
+            8 if *side < 2 => Self::Address {
+                any_source: *side == 1,
+            },
             _ => return None,
         };
         Some((source, message))
@@ -890,6 +899,8 @@ mod tests {
             Message::Released(4),
             Message::Close(5),
             Message::Closed(u32::MAX),
+            Message::Address { any_source: false },
+            Message::Address { any_source: true },
         ] {
             let frame = message.to_frame(mac(7));
             assert!(is_message(&frame));
@@ -899,7 +910,7 @@ mod tests {
             }
         }
         let mut frame = HELLO.to_frame(mac(1));
-        frame[19] = 8;
+        frame[19] = 9;
         assert_eq!(Message::parse(&frame), None);
         frame[5] = 0;
         assert!(!is_message(&frame));

@@ -22,6 +22,8 @@ const TABLE_LIMIT: usize = 4096;
 const PORT_LIMIT: usize = 256;
 /// Addresses learned behind each port, though others have filled the table.
 const PORT_MINIMUM: usize = 4;
+/// Addresses that one port says it has at most: an adapter has no more functions.
+pub const PORT_CLAIMS: usize = 16;
 /// How long the address of a device that has left is kept for its user, in
 /// nanoseconds: whoever can have it cut off does not get its frames.
 const KEPT: u64 = 5_000_000_000;
@@ -131,7 +133,7 @@ struct Claim {
 struct Port {
     line: Line,
     counters: PortCounters,
-    claim: Option<Claim>,
+    claims: Vec<Claim>,
     /// Whose it is, where that is known.
     user: Option<u32>,
     /// Addresses learned behind it, its own not counted.
@@ -312,7 +314,7 @@ impl Switch {
             Port {
                 line: Line::new(self.seed, id),
                 counters: PortCounters::default(),
-                claim: None,
+                claims: Vec::new(),
                 user: None,
                 learned: 0,
             },
@@ -407,13 +409,21 @@ impl Switch {
     /// comes next, when that is gone. A port says this once: `false` if this is
     /// not the first time, or no address that a device can have.
     pub fn claim(&mut self, port: PortId, address: Mac, any_source: bool) -> bool {
+        let first = |of: &Port| of.claims.is_empty();
+        self.ports.get(&port).is_some_and(first) && self.claim_also(port, address, any_source)
+    }
+
+    /// The same where there may be more: an adapter has an address for each of its functions.
+    /// `false` if the port has said that before, or has said too much.
+    pub fn claim_also(&mut self, port: PortId, address: Mac, any_source: bool) -> bool {
         let Some(of) = self.ports.get_mut(&port) else {
             return false;
         };
-        if of.claim.is_some() || address.is_group() {
+        let known = of.claims.iter().any(|claim| claim.address == address);
+        if known || of.claims.len() >= PORT_CLAIMS || address.is_group() {
             return false;
         }
-        of.claim = Some(Claim {
+        of.claims.push(Claim {
             address,
             any_source,
         });
@@ -433,7 +443,7 @@ impl Switch {
         }
         let kept = self.kept.get(&address).map(|kept| kept.user);
         let wants = |port: &Port| {
-            port.claim.is_some_and(|claim| claim.address == address)
+            port.claims.iter().any(|claim| claim.address == address)
                 && (kept.is_none() || port.user == kept)
         };
         let Some((&holder, _)) = self.ports.iter().find(|(_, port)| wants(port)) else {
@@ -453,14 +463,16 @@ impl Switch {
 
     /// Whether frames from `source` may come in by `port`.
     fn admits(&self, port: PortId, source: &Mac) -> bool {
-        let claim = |port: PortId| self.ports.get(&port)?.claim;
-        let free = claim(port).is_none_or(|claim| claim.any_source);
+        let claims = |port: PortId| self.ports.get(&port).map(|port| &port.claims[..]);
+        let own = claims(port).unwrap_or_default();
+        let free = own.is_empty() || own.iter().any(|claim| claim.any_source);
+        let may_move = |claim: &Claim| claim.address == *source && claim.any_source;
         let of = |port: PortId| self.ports.get(&port)?.user;
         let is_kept = |kept: &Kept| of(port) != Some(kept.user);
         match self.holders.get(source) {
             _ if self.any_source => true,
             Some(&holder) if holder == port => true,
-            Some(&holder) => free && claim(holder).is_some_and(|claim| claim.any_source),
+            Some(&holder) => free && claims(holder).unwrap_or_default().iter().any(may_move),
             None => free && !self.kept.get(source).is_some_and(is_kept),
         }
     }
@@ -505,19 +517,18 @@ impl Switch {
         };
         self.held -= left.line.held();
         self.table.retain(|_, behind| *behind != port);
-        let Some(claim) = left.claim else {
-            return;
-        };
-        if self.holders.get(&claim.address) != Some(&port) {
-            return;
+        for claim in &left.claims {
+            if self.holders.get(&claim.address) != Some(&port) {
+                continue;
+            }
+            self.holders.remove(&claim.address);
+            // One that may show up elsewhere is not kept from there.
+            if let Some(user) = left.user.filter(|_| !claim.any_source) {
+                self.keep(claim.address, user, now);
+            }
+            self.give(claim.address);
+            self.keep_fewer();
         }
-        self.holders.remove(&claim.address);
-        // One that may show up elsewhere is not kept from there.
-        if let Some(user) = left.user.filter(|_| !claim.any_source) {
-            self.keep(claim.address, user, now);
-        }
-        self.give(claim.address);
-        self.keep_fewer();
     }
 
     /// Gives addresses to others that have been kept for long enough.
@@ -534,7 +545,7 @@ impl Switch {
         let claims = self
             .ports
             .iter()
-            .filter_map(|(id, port)| Some((*id, port.claim?.address)));
+            .flat_map(|(id, port)| port.claims.iter().map(|claim| (*id, claim.address)));
         let wanted: Vec<(PortId, Mac)> = claims
             .filter(|(_, address)| over.contains(address))
             .collect();
@@ -742,11 +753,11 @@ impl Switch {
                     .map(|(mac, _)| *mac)
                     .collect();
                 addresses.sort_unstable();
-                let claimed = port.claim.map(|claim| claim.address);
-                let (own, wanted): (Option<Mac>, Option<Mac>) = match claimed {
-                    Some(address) if self.holders.get(&address) == Some(id) => (claimed, None),
-                    _ => (None, claimed),
-                };
+                let claimed = port.claims.iter().map(|claim| claim.address);
+                let (own, wanted): (Vec<Mac>, Vec<Mac>) =
+                    claimed.partition(|address| self.holders.get(address) == Some(id));
+                // The first of several; all are among `addresses`.
+                let (own, wanted) = (own.first().copied(), wanted.first().copied());
                 PortReport {
                     port: *id,
                     addresses: addresses.iter().map(Mac::to_string).collect(),
@@ -989,6 +1000,41 @@ mod tests {
         switch.receive(2, &frame(1, 9), 0, &mut sink);
         switch.receive(1, &frame(1, 2), 0, &mut sink);
         assert_eq!(sink.ports(), [0, 0]);
+    }
+
+    #[test]
+    fn an_adapter_has_the_addresses_of_all_its_functions() {
+        let (mut switch, mut sink) = three();
+        for number in 1..=2 {
+            assert!(switch.claim_also(0, mac(number), false));
+            assert!(!switch.claim_also(0, mac(number), false), "twice");
+        }
+        for number in 1..=2 {
+            switch.receive(1, &frame(77, number), 0, &mut sink);
+            assert!(sink.ports().is_empty(), "stolen");
+            switch.receive(0, &frame(77, number), 0, &mut sink);
+            assert_eq!(sink.ports(), [1, 2]);
+            switch.receive(1, &frame(number, 9), 0, &mut sink);
+            assert_eq!(sink.ports(), [0]);
+        }
+        switch.receive(0, &frame(77, 3), 0, &mut sink);
+        assert!(sink.ports().is_empty(), "an address that is not its");
+        // One that may move does not let the others do so.
+        assert!(switch.claim_also(0, mac(4), true));
+        switch.receive(1, &frame(77, 4), 0, &mut sink);
+        assert_eq!(sink.ports(), [0, 2]);
+        switch.receive(1, &frame(77, 1), 0, &mut sink);
+        assert!(sink.ports().is_empty(), "stolen");
+        // There is an end to it.
+        for number in 5..=PORT_CLAIMS as u8 + 1 {
+            assert!(switch.claim_also(0, mac(number), false));
+        }
+        assert!(!switch.claim_also(0, mac(200), false));
+        // All are free when it leaves.
+        switch.detach(0, 0);
+        assert!(switch.claim(1, mac(2), false));
+        assert_eq!(switch.holder(&mac(2)), Some(1));
+        assert_eq!(switch.holder(&mac(1)), None);
     }
 
     #[test]
