@@ -24,6 +24,7 @@ const CHAPTERS: &[&str] = &[
     include_str!("../../../Documentation/device/16-versions.md"),
     include_str!("../../../Documentation/device/20-ethernet.md"),
     include_str!("../../../Documentation/device/21-raw-packets.md"),
+    include_str!("../../../Documentation/device/22-functions.md"),
 ];
 
 /// The number of a requirement for devices: `DEV-<chapter>-<number>`.

@@ -78,6 +78,8 @@ pub struct LinkCounters {
     /// Frames of the guest that were not sent since they came from an address
     /// that is not the device's.
     pub source_drops: u64,
+    /// Frames of the guest in a VLAN that is not its function's.
+    pub vlan_drops: u64,
     /// Times the link came up.
     pub connects: u64,
 }

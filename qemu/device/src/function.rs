@@ -4,9 +4,10 @@
 use crate::config_space::{self, ConfigSpace, Effect};
 use crate::counters::{LinkCounters, MmioCounters};
 use crate::guest_memory::GuestMemory;
+use crate::inbox::{self, Given, Inbox, Parcel};
 use crate::interrupts::{Interrupts, Kinds};
 use crate::keeper;
-use crate::mapping::{Mapping, Row, Vlans};
+use crate::mapping::{Mapping, Refusal, Row, Vlans};
 use crate::port::{Port, UPLINK_ROOM};
 use crate::share;
 use crate::shortcuts::{self, Congestion, Inbound, Inbounds, Outbounds};
@@ -39,6 +40,8 @@ const PUMP_ROUNDS: usize = 16;
 const PUMP_TIME: u64 = 1_000_000;
 /// Frames from each shortcut before others may take the lock.
 const FRAMES_PER_TURN: usize = 64;
+/// Times that so many frames are taken from what others have sent, before others may take the lock.
+const INBOX_TURNS: usize = 4;
 /// What frames of one read may cost beside themselves before others may take the lock: copies for members
 /// of a group, entries that are flushed ([`Engine::work`]).
 const WORK_PER_TURN: u64 = 1024;
@@ -61,6 +64,11 @@ struct HostSide {
     /// Ways past the switch, and what went and came by them.
     outbound: Outbounds,
     shortcut_counters: LinkCounters,
+    /// What went to the other functions and came from them; the ways to each, and who is to be
+    /// woken, bit by bit.
+    inside_counters: LinkCounters,
+    inside_congestion: Vec<Congestion>,
+    wakes: u64,
     link_up: bool,
     mac: Mac,
     /// The guest may send from other addresses than `mac`.
@@ -76,6 +84,50 @@ impl HostSide {
     fn send(&mut self, frame: &[u8]) {
         let taken = self.port.send(self.number, frame);
         self.uplink_counters.sent(frame.len(), taken);
+    }
+
+    /// Sends a frame of a function that is not alone to where the table says. `by_wire` is how it
+    /// leaves by the uplink.
+    fn forward(&mut self, frame: &[u8], medium: Medium, by_wire: fn(&mut Self, &[u8])) {
+        let targets = match self.port.mapping().from_function(self.number, frame) {
+            Ok(targets) => targets,
+            Err(refusal) => {
+                match refusal {
+                    Refusal::Source => self.uplink_counters.source_drops += 1,
+                    Refusal::Vlan => self.uplink_counters.vlan_drops += 1,
+                    Refusal::Kind => {}
+                }
+                return;
+            }
+        };
+        for other in targets.functions() {
+            let inbox = self.port.inbox(other).filter(|_| self.link_up);
+            let given = inbox.map(|inbox| inbox.give(Some(self.number), medium, frame));
+            let taken = matches!(given, Some(Given::First | Given::Behind));
+            self.inside_counters.sent(frame.len(), taken);
+            if given == Some(Given::First) {
+                self.wakes |= 1 << other;
+            }
+        }
+        if targets.wire && self.port.has_uplink() {
+            by_wire(self, frame);
+        }
+    }
+
+    /// Sends a frame of a channel by the uplink.
+    fn send_ordinary(&mut self, frame: &[u8]) {
+        if self.uplink_congestion.is_stuck() {
+            // Also where there is a little room: channels would take it before there is enough again
+            // for the answers of queue pairs, and the socket would be stuck for good.
+            self.uplink_counters.sent(frame.len(), false);
+        } else {
+            self.send_by_uplink(frame);
+        }
+    }
+
+    /// The other function that has an address.
+    fn inside(&self, destination: &[u8; 6]) -> Option<usize> {
+        self.port.mapping().other(self.number, destination)
     }
 
     /// Sends a frame of the engine's; it is lost behind a socket that is stuck.
@@ -117,6 +169,19 @@ impl HostMemory for HostSide {
 
 impl Host for HostSide {
     fn transmit(&mut self, frame: &[u8]) {
+        if !self.port.is_alone() {
+            let destination = frame.first_chunk();
+            let inside = destination.is_some_and(|to| self.inside(to).is_some());
+            if self.is_own(frame) {
+                let medium = if inside { Medium::Memory } else { Medium::Wire };
+                self.forward(frame, medium, Self::send_by_uplink);
+            } else {
+                let mut frame = frame.to_vec();
+                seal(&mut frame);
+                self.forward(&frame, Medium::Wire, Self::send_by_uplink);
+            }
+            return;
+        }
         // The source is what the driver has put into the table of GIDs.
         if !self.is_own(frame) {
             if !self.any_source {
@@ -141,18 +206,21 @@ impl Host for HostSide {
         if is_message(frame) {
             return;
         }
-        if !self.any_source && !self.is_own(frame) {
+        if !self.port.is_alone() {
+            self.forward(frame, Medium::Wire, Self::send_ordinary);
+        } else if !self.any_source && !self.is_own(frame) {
             self.uplink_counters.source_drops += 1;
-        } else if self.uplink_congestion.is_stuck() {
-            // Also where there is a little room: channels would take it before there is enough again
-            // for the answers of queue pairs, and the socket would be stuck for good.
-            self.uplink_counters.sent(frame.len(), false);
         } else {
-            self.send_by_uplink(frame);
+            self.send_ordinary(frame);
         }
     }
 
     fn way(&self, destination: &[u8; 6]) -> Way {
+        if !self.port.is_alone() {
+            // There are no shortcuts, of which this could be the number.
+            let other = self.inside(destination);
+            return other.map_or(Way::Wire, |other| Way::Memory(other as u32));
+        }
         match self.outbound.to(destination) {
             Some(id) => Way::Memory(id),
             None => Way::Wire,
@@ -161,6 +229,15 @@ impl Host for HostSide {
 
     fn room(&mut self, way: Way) -> Room {
         match way {
+            Way::Memory(other) if !self.port.is_alone() => {
+                let other = other as usize;
+                let inbox = self.port.inbox(other);
+                let room = inbox.map_or(usize::MAX, |inbox| inbox.room(self.number));
+                match self.inside_congestion.get_mut(other) {
+                    Some(congestion) => congestion.ask(room),
+                    None => Room::Bytes(room),
+                }
+            }
             Way::Memory(id) => self.outbound.room(id),
             _ => {
                 let room = self.port.room(self.number);
@@ -191,12 +268,16 @@ pub struct Core {
     unmask_due: bool,
     /// The frame just taken from a ring.
     frame: Vec<u8>,
+    /// What was taken out of what others have sent, and is not dealt with.
+    mail: VecDeque<Parcel>,
 }
 
 impl Core {
     fn new(port: Arc<Port>, number: usize, config: Config, kinds: Kinds) -> Self {
         let mac = Mac(config.mac);
         let any_source = config.any_source;
+        let functions = port.mapping().rows().len();
+        let link_up = port.is_up();
         Self {
             host: HostSide {
                 memory: GuestMemory::new(),
@@ -207,7 +288,10 @@ impl Core {
                 uplink_congestion: Congestion::default(),
                 outbound: Outbounds::default(),
                 shortcut_counters: LinkCounters::default(),
-                link_up: false,
+                inside_counters: LinkCounters::default(),
+                inside_congestion: (0..functions).map(|_| Congestion::default()).collect(),
+                wakes: 0,
+                link_up,
                 mac,
                 any_source,
             },
@@ -222,7 +306,16 @@ impl Core {
             inbound: Inbounds::default(),
             unmask_due: false,
             frame: vec![0; MAX_FRAME],
+            mail: VecDeque::new(),
         }
+        .told_of_link()
+    }
+
+    /// A link that is up from the start is nothing that changes.
+    fn told_of_link(mut self) -> Self {
+        let up = self.host.link_up;
+        self.engine.set_link(up, 0, &mut self.host);
+        self
     }
 
     /// Nanoseconds since the process began: the engine's clock.
@@ -257,11 +350,63 @@ impl Core {
         if is_message(frame) {
             return;
         }
-        if self.host.any_source || self.host.is_own(frame) {
+        if !self.host.port.is_alone() {
+            self.host.forward(frame, Medium::Wire, HostSide::send);
+        } else if self.host.any_source || self.host.is_own(frame) {
             self.host.send(frame);
         } else {
             self.vm_counters.source_drops += 1;
         }
+    }
+
+    /// Takes some of the frames that other functions have sent, and that came by the uplink. `to_vm`
+    /// as for [`Core::read_rings`].
+    fn read_inbox(&mut self, to_vm: &mut dyn FnMut(&[u8]) -> bool) {
+        if self.host.port.is_alone() {
+            return;
+        }
+        let now = self.now();
+        let mut mail = std::mem::take(&mut self.mail);
+        self.engine.begin_turn(&mut self.host);
+        let end = self.engine.work().wrapping_add(WORK_PER_TURN);
+        'turns: for _ in 0..INBOX_TURNS {
+            if mail.is_empty() {
+                if let Some(inbox) = self.host.port.inbox(self.host.number) {
+                    let wake = inbox.take(&mut mail, FRAMES_PER_TURN);
+                    self.host.port.wake_functions(wake);
+                }
+            }
+            while let Some(mut parcel) = mail.pop_front() {
+                self.take_parcel(&mut parcel, now, to_vm);
+                if self.is_over(end) {
+                    break 'turns;
+                }
+            }
+        }
+        self.engine.end_turn(&mut self.host);
+        self.mail = mail;
+    }
+
+    fn take_parcel(&mut self, parcel: &mut Parcel, now: u64, to_vm: &mut dyn FnMut(&[u8]) -> bool) {
+        let frame = &mut parcel.frame[..];
+        let counters = match parcel.from {
+            Some(_) => &mut self.host.inside_counters,
+            None => &mut self.host.uplink_counters,
+        };
+        counters.received(frame.len());
+        if self.receive(frame, parcel.medium, now) {
+            if parcel.medium == Medium::Memory {
+                seal(frame);
+            }
+            let taken = to_vm(frame);
+            self.vm_counters.sent(frame.len(), taken);
+        }
+    }
+
+    /// Whether something waits that others have sent.
+    fn has_mail(&self) -> bool {
+        let inbox = self.host.port.inbox(self.host.number);
+        !self.mail.is_empty() || inbox.is_some_and(|inbox| !inbox.is_empty())
     }
 
     /// Follows a message of the switch about shortcuts.
@@ -524,6 +669,7 @@ impl Core {
             self.host.uplink_congestion.deadline(),
         ]
         .into_iter()
+        .chain(self.host.inside_congestion.iter().map(Congestion::deadline))
         .flatten()
         .min()
     }
@@ -540,6 +686,16 @@ impl Core {
             }
         }
         self.host.port.flush();
+        self.host
+            .port
+            .wake_functions(std::mem::take(&mut self.host.wakes));
+        for (other, congestion) in self.host.inside_congestion.iter_mut().enumerate() {
+            if congestion.is_wanted() {
+                let inbox = self.host.port.inbox(other);
+                let room = inbox.map_or(usize::MAX, |inbox| inbox.room(self.host.number));
+                room_again |= congestion.look(room > inbox::ROOM / 2, now);
+            }
+        }
         if self.host.uplink_congestion.is_wanted() {
             let room = self.host.port.room(self.host.number) > UPLINK_ROOM / 2;
             room_again |= self.host.uplink_congestion.look(room, now);
@@ -551,7 +707,7 @@ impl Core {
 
     /// The I/O thread is about to sleep; returns until when.
     pub fn io_sleeps(&mut self) -> Option<u64> {
-        self.io_sleeps_until = if self.inbound.sleep() {
+        self.io_sleeps_until = if self.inbound.sleep() && !self.has_mail() {
             self.wake_at()
         } else {
             // A ring has something by now.
@@ -607,6 +763,22 @@ impl Core {
         self.reset_function();
     }
 
+    /// The monitor is gone, and with it the guest: nothing is left of them, and what comes next is
+    /// as after power-on.
+    pub fn power_off(&mut self) {
+        self.engine.reset();
+        self.host.memory.unmap_all();
+        self.host.interrupts.release();
+        self.config = ConfigSpace::new(self.engine.config(), self.host.interrupts.kinds());
+        self.unmask_due = false;
+        self.follow_config();
+        self.mail.clear();
+        if let Some(inbox) = self.host.port.inbox(self.host.number) {
+            let wake = inbox.clear();
+            self.host.port.wake_functions(wake);
+        }
+    }
+
     /// Resets what is around the engine.
     fn reset_function(&mut self) {
         self.host.interrupts.reset();
@@ -637,6 +809,8 @@ impl Core {
                 "tx_drops": self.host.shortcut_counters.tx_drops,
                 "wakes": self.host.outbound.wakes,
             },
+            "inside": self.host.inside_counters,
+            "inbox_drops": self.host.port.inbox(self.host.number).map(Inbox::drops),
             "vm": self.vm_counters,
             "resets": {
                 "function": self.function_resets,
@@ -730,6 +904,7 @@ impl Function {
     /// gets those for the VM's own interface and tells whether they were taken.
     pub fn read_shortcuts(&self, to_vm: &mut dyn FnMut(&[u8]) -> bool) -> MutexGuard<'_, Core> {
         let mut core = self.lock();
+        core.read_inbox(to_vm);
         core.read_rings(true, |_| true, to_vm);
         for _ in 1..LAST_TURNS {
             if !core.inbound.is_closing() {
@@ -792,9 +967,36 @@ impl Function {
         self.port.wake_function(self.number);
     }
 
-    /// Ends the process: in order, or for the given reason.
+    /// Ends the process: in order, or for the given reason. Where there are other functions, who is
+    /// connected to this one loses it, and nobody else anything.
     pub fn finish(&self, result: Result<(), String>) {
-        self.port.finish(result);
+        if self.port.is_alone() {
+            self.port.finish(result);
+            return;
+        }
+        if let Err(reason) = result {
+            log::error!("function {}: {reason}", self.number);
+        }
+        if let Monitor::Here(stream) = &*self.monitor() {
+            // Fails only where the peer has hung up before.
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// Parts with the monitor, which reads the end of the connection, and is ready for another.
+    pub fn power_off(&self) {
+        let known = std::mem::replace(&mut *self.monitor(), Monitor::Awaited);
+        self.lock().power_off();
+        // What unmasks the pin is gone.
+        self.wake();
+        if let Some(finished) = part(known) {
+            let _ = finished.recv_timeout(LEAVE);
+        }
+    }
+
+    /// Whether the process ends, and nobody is served any more.
+    pub fn is_leaving(&self) -> bool {
+        self.leaving.load(Ordering::SeqCst)
     }
 
     /// The virtual machine monitor is at the other end of this connection;
@@ -861,28 +1063,34 @@ impl Function {
             .unwrap_or_else(PoisonError::into_inner);
         let known = std::mem::replace(&mut *monitor, Monitor::Nobody);
         drop(monitor);
-        let (done, finished) = mpsc::channel();
-        let mut drains = false;
-        if let Monitor::Here(mut stream) = known {
-            // Fails only where the peer has hung up before.
-            let _ = stream.shutdown(Shutdown::Both);
-            // A descriptor that it has sent is closed with that, and it is not
-            // for this process to say how long that takes.
-            let drain = move || {
-                // Nothing more can arrive, so this ends.
-                let _ = io::copy(&mut stream, &mut io::sink());
-                // Nobody may wait for it any more.
-                let _ = done.send(());
-            };
-            drains = thread::Builder::new().spawn(drain).is_ok();
-        }
+        let finished = part(known);
         if let Some(door) = &door {
             keeper::turn_away(door);
         }
-        if drains {
+        if let Some(finished) = finished {
             let _ = finished.recv_timeout(LEAVE);
         }
     }
+}
+
+/// Hangs up on a monitor, and takes off what it has sent; the channel tells when that is done.
+fn part(monitor: Monitor) -> Option<mpsc::Receiver<()>> {
+    let Monitor::Here(mut stream) = monitor else {
+        return None;
+    };
+    let (done, finished) = mpsc::channel();
+    // Fails only where the peer has hung up before.
+    let _ = stream.shutdown(Shutdown::Both);
+    // A descriptor that it has sent is closed with that, and it is not
+    // for this process to say how long that takes.
+    let drain = move || {
+        // Nothing more can arrive, so this ends.
+        let _ = io::copy(&mut stream, &mut io::sink());
+        // Nobody may wait for it any more.
+        let _ = done.send(());
+    };
+    let drains = thread::Builder::new().spawn(drain).is_ok();
+    drains.then_some(finished)
 }
 
 /// The device as the virtual machine monitor sees it.

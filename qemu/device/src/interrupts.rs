@@ -280,6 +280,17 @@ impl Interrupts {
         self.set_pin(false);
     }
 
+    /// Lets go of all eventfds: the monitor that has given them is gone.
+    pub fn release(&mut self) {
+        for vector in self.msix.iter_mut().chain(&mut self.msi) {
+            vector.eventfd = None;
+        }
+        self.pin.eventfd = None;
+        self.pin.masked = false;
+        self.set_unmask(None);
+        self.reset();
+    }
+
     fn forget_pending(&mut self) {
         for vector in self.msix.iter_mut().chain(&mut self.msi) {
             vector.pending = false;

@@ -4,7 +4,8 @@
 //!
 //! It sleeps until there is something to do.
 
-use crate::control::{self, After};
+use crate::adapter::Adapter;
+use crate::control::After;
 use crate::function::Function;
 use ferrite_fabric::closer;
 use ferrite_fabric::connection::{overflow_user, owner, Connection};
@@ -154,8 +155,15 @@ struct Client {
 }
 
 /// The sockets of the I/O thread.
+///
+/// That is of a function that is alone and its port; or of the port of several functions; or of one
+/// of these.
 pub struct IoLoop<'a> {
-    device: &'a Function,
+    adapter: &'a Adapter,
+    /// The function that is served.
+    function: Option<&'a Function>,
+    /// Whether the port is.
+    is_port: bool,
     uplink_path: Option<PathBuf>,
     uplink: Option<Link<Uplink>>,
     uplink_retry: Option<Instant>,
@@ -202,9 +210,32 @@ struct Ready {
 }
 
 impl<'a> IoLoop<'a> {
-    /// The loop for `device` with its listening sockets.
+    /// The loop for the port of an adapter, and for its function if that is alone, with its
+    /// listening sockets.
     pub fn new(
-        device: &'a Function,
+        adapter: &'a Adapter,
+        uplink: Option<PathBuf>,
+        net: Option<Listener>,
+        counters: Option<Listener>,
+        control: Option<Listener>,
+    ) -> io::Result<Self> {
+        let alone = adapter.alone();
+        Self::with(adapter, alone, true, uplink, net, counters, control)
+    }
+
+    /// The loop for one function of several, with the socket for its guest's other interface.
+    pub fn of_function(
+        adapter: &'a Adapter,
+        function: &'a Function,
+        net: Option<Listener>,
+    ) -> io::Result<Self> {
+        Self::with(adapter, Some(function), false, None, net, None, None)
+    }
+
+    fn with(
+        adapter: &'a Adapter,
+        function: Option<&'a Function>,
+        is_port: bool,
         uplink: Option<PathBuf>,
         net: Option<Listener>,
         counters: Option<Listener>,
@@ -222,10 +253,16 @@ impl<'a> IoLoop<'a> {
         }
         // Each write is an event of its own; the count need not be read.
         let edges = EventFlags::IN | EventFlags::ET;
-        watch(&epoll, device.wake_fd(), token::WAKE, edges)?;
-        watch(&epoll, device.port().wake_fd(), token::WAKE, edges)?;
+        if let Some(function) = function {
+            watch(&epoll, function.wake_fd(), token::WAKE, edges)?;
+        }
+        if is_port {
+            watch(&epoll, adapter.port().wake_fd(), token::WAKE, edges)?;
+        }
         Ok(Self {
-            device,
+            adapter,
+            function,
+            is_port,
             uplink_path: uplink,
             uplink: None,
             uplink_retry: None,
@@ -312,7 +349,7 @@ impl<'a> IoLoop<'a> {
         self.uplink = Some(link);
         self.uplink_retry = None;
         self.uplink_since = Instant::now();
-        self.device.lock().set_uplink(Some(writing));
+        self.adapter.set_uplink(Some(writing));
         Ok(())
     }
 
@@ -324,7 +361,7 @@ impl<'a> IoLoop<'a> {
         let Some(path) = self.uplink_path.clone() else {
             return;
         };
-        let Ok(wake) = self.device.port().wake_fd().try_clone_to_owned() else {
+        let Ok(wake) = self.adapter.port().wake_fd().try_clone_to_owned() else {
             return;
         };
         let (socket, line) = mpsc::channel();
@@ -349,37 +386,61 @@ impl<'a> IoLoop<'a> {
         // by default. Without it they are late, not wrong.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(TIMER_SLACK));
         loop {
-            if let Some(result) = self.device.port().finished() {
+            if let Some(result) = self.adapter.port().finished() {
                 return result;
             }
-            let ready = self.wait().map_err(text)?;
-            if ready.signal {
+            if !self.turn().map_err(text)? {
                 return Ok(());
             }
-            if ready.unmask {
-                self.device.unmask_pin();
-            }
-            if ready.net {
-                self.accept_vm();
-            }
-            if ready.uplink {
-                self.read_uplink();
-            }
-            if ready.vm {
-                self.read_vm();
-            }
-            {
-                let (vm_queue, vm) = (&mut self.vm_queue, self.vm.is_some());
-                let mut to_vm = |frame: &[u8]| vm && vm_queue.push(frame);
-                self.device.read_shortcuts(&mut to_vm).pump();
-            }
-            self.flush_vm();
-            self.retry_uplink();
-            if ready.counters {
-                self.send_counters();
-            }
-            self.serve_control(&ready);
         }
+    }
+
+    /// Runs for one function of several, for as long as the process does.
+    pub fn run_function(&mut self) -> io::Result<()> {
+        // As above.
+        let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(TIMER_SLACK));
+        while self.turn()? {}
+        Ok(())
+    }
+
+    /// Waits and does what there is to do; `false` if the process is told to end.
+    fn turn(&mut self) -> io::Result<bool> {
+        let ready = self.wait()?;
+        if ready.signal {
+            return Ok(false);
+        }
+        if let Some(function) = self.function.filter(|_| ready.unmask) {
+            function.unmask_pin();
+        }
+        if ready.net {
+            self.accept_vm();
+        }
+        if ready.uplink {
+            self.read_uplink();
+        }
+        if ready.vm {
+            self.read_vm();
+        }
+        if let Some(function) = self.function {
+            let (vm_queue, vm) = (&mut self.vm_queue, self.vm.is_some());
+            let mut to_vm = |frame: &[u8]| vm && vm_queue.push(frame);
+            function.read_shortcuts(&mut to_vm).pump();
+        }
+        let port = self.adapter.port();
+        if self.is_port {
+            if self.function.is_none() {
+                port.flush();
+            }
+        } else if port.must_wake() {
+            port.wake();
+        }
+        self.flush_vm();
+        self.retry_uplink();
+        if ready.counters {
+            self.send_counters();
+        }
+        self.serve_control(&ready);
+        Ok(true)
     }
 
     fn wait(&mut self) -> io::Result<Ready> {
@@ -387,8 +448,9 @@ impl<'a> IoLoop<'a> {
             self.accept_again = None;
             self.watch_listeners(EventFlags::IN);
         }
-        let (timeout, blocked) = {
-            let mut core = self.device.lock();
+        let mut timer = None;
+        if let Some(function) = self.function {
+            let mut core = function.lock();
             if let Some(shortcuts) = core.shortcut_events(&mut self.shortcuts_generation) {
                 self.watch_shortcuts(shortcuts);
             }
@@ -397,19 +459,20 @@ impl<'a> IoLoop<'a> {
             }
             let due = core.io_sleeps();
             let now = core.now();
-            let timer = due.map(|due| Duration::from_nanos(due.saturating_sub(now)));
-            let retry = self
-                .uplink_retry
-                .into_iter()
-                .chain(self.accept_again)
-                .map(|at| at.saturating_duration_since(Instant::now()));
-            // A socket may say that it has room for what it does not take.
-            let port = self.device.port();
-            let starved = [port.is_starved(), self.vm_queue.is_starved()];
-            let starving = starved.contains(&true).then_some(STARVED);
-            let waits = port.sleeps() && !starved[0];
-            (timer.into_iter().chain(retry).chain(starving).min(), waits)
-        };
+            timer = due.map(|due| Duration::from_nanos(due.saturating_sub(now)));
+        }
+        let retry = self
+            .uplink_retry
+            .into_iter()
+            .chain(self.accept_again)
+            .map(|at| at.saturating_duration_since(Instant::now()));
+        let port = self.adapter.port();
+        // A socket may say that it has room for what it does not take.
+        let uplink_starved = self.is_port && port.is_starved();
+        let starved = uplink_starved || self.vm_queue.is_starved();
+        let starving = starved.then_some(STARVED);
+        let blocked = self.is_port && port.sleeps() && !uplink_starved;
+        let timeout = timer.into_iter().chain(retry).chain(starving).min();
         if let Some(link) = &mut self.uplink {
             link.wait_for_room(&self.epoll, token::UPLINK, blocked)?;
         }
@@ -520,10 +583,20 @@ impl<'a> IoLoop<'a> {
         let Some(link) = &mut self.uplink else {
             return;
         };
-        let (device, vm_queue, vm) = (self.device, &mut self.vm_queue, self.vm.is_some());
+        let (port, function) = (self.adapter.port(), self.function);
+        let (vm_queue, vm) = (&mut self.vm_queue, self.vm.is_some());
         let alive = link.receive("uplink", |reader, uplink| {
-            let mut to_vm = |frame: &[u8]| vm && vm_queue.push(frame);
-            let read = device.read_uplink(reader, &mut uplink.fds, &mut to_vm);
+            let read = match function {
+                Some(function) => {
+                    let mut to_vm = |frame: &[u8]| vm && vm_queue.push(frame);
+                    function.read_uplink(reader, &mut uplink.fds, &mut to_vm)
+                }
+                None => {
+                    // They are of shortcuts, of which there are none.
+                    uplink.fds.clear();
+                    port.deliver(reader)
+                }
+            };
             if let Err(error) = &read {
                 log::warn!("uplink: {error}");
             }
@@ -541,7 +614,7 @@ impl<'a> IoLoop<'a> {
                 Duration::ZERO
             };
             self.uplink_retry = Some(self.uplink_since + self.uplink_pause);
-            self.device.lock().set_uplink(None);
+            self.adapter.set_uplink(None);
         }
     }
 
@@ -592,7 +665,9 @@ impl<'a> IoLoop<'a> {
                 Ok(()) => {
                     self.drop_vm();
                     self.vm = Some(link);
-                    self.device.lock().vm_counters().connects += 1;
+                    if let Some(function) = self.function {
+                        function.lock().vm_counters().connects += 1;
+                    }
                 }
                 Err(error) => log::warn!("the VM's interface cannot be connected: {error}"),
             }
@@ -600,10 +675,9 @@ impl<'a> IoLoop<'a> {
     }
 
     fn read_vm(&mut self) {
-        let Some(link) = &mut self.vm else {
+        let (Some(link), Some(device)) = (&mut self.vm, self.function) else {
             return;
         };
-        let device = self.device;
         let alive = link.receive("the VM's interface", |reader, _| {
             let mut core = device.lock();
             loop {
@@ -656,7 +730,7 @@ impl<'a> IoLoop<'a> {
                     break;
                 }
             };
-            let report = format!("{}\n", self.device.lock().report());
+            let report = format!("{}\n", self.adapter.report());
             // The document fits into a socket's buffer; one that went away does
             // not matter.
             let _ = connection.write_all(report.as_bytes());
@@ -664,9 +738,9 @@ impl<'a> IoLoop<'a> {
     }
 
     fn serve_control(&mut self, ready: &Ready) {
-        let (device, epoll) = (self.device, &self.epoll);
+        let (adapter, epoll) = (self.adapter, &self.epoll);
         self.clients.retain_mut(|client| {
-            let open = !ready.clients.contains(&client.token) || serve(client, device);
+            let open = !ready.clients.contains(&client.token) || serve(client, adapter);
             if !open {
                 // It may be closed later than now.
                 let _ = epoll::delete(epoll, &client.stream);
@@ -748,7 +822,7 @@ fn accept(listener: &Listener) -> Result<Option<Connection>, Full> {
 }
 
 /// Answers what a control connection asks; `false` when it is done.
-fn serve(client: &mut Client, device: &Function) -> bool {
+fn serve(client: &mut Client, adapter: &Adapter) -> bool {
     let mut chunk = [0; 4096];
     let mut open = true;
     loop {
@@ -771,16 +845,11 @@ fn serve(client: &mut Client, device: &Function) -> bool {
         if line.trim_ascii().is_empty() {
             continue;
         }
-        let (answer, after) = {
-            let mut core = device.lock();
-            let answer = control::handle(&line, &mut core);
-            core.pump();
-            answer
-        };
+        let (answer, after) = adapter.handle(&line);
         let sent = client.stream.write_all(format!("{answer}\n").as_bytes());
         if after == After::Die {
             log::warn!("ends as asked on the control socket");
-            device.hang_up();
+            adapter.hang_up();
             std::process::exit(0);
         }
         if sent.is_err() {

@@ -19,7 +19,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::AtomicBool;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// What the program is started with as a keeper, and nothing else.
@@ -36,6 +36,8 @@ const CONNECTION: u8 = 1;
 pub struct Keeper {
     /// It reads the end of this when this is dropped, as nobody is served any more, or when the process is gone.
     channel: UnixStream,
+    /// It takes signals for what they are.
+    has_begun: OnceLock<()>,
     /// Nobody waits for it: it goes after this process.
     _child: Child,
 }
@@ -54,6 +56,7 @@ impl Keeper {
             .spawn()?;
         Ok(Self {
             channel,
+            has_begun: OnceLock::new(),
             _child: child,
         })
     }
@@ -61,7 +64,11 @@ impl Keeper {
     /// Keeps the socket on which monitors connect. From when this has succeeded on, a signal that tells all that
     /// is left of a device to go does not end the keeper before it has hung up.
     pub fn keep_door(&self, door: &UnixListener) -> io::Result<()> {
-        self.wait_begun()?;
+        // Once, for the first door of several.
+        if self.has_begun.get().is_none() {
+            self.wait_begun()?;
+            let _ = self.has_begun.set(());
+        }
         descriptors::send(&self.channel, &[DOOR], &[door]).map(drop)
     }
 
@@ -96,6 +103,8 @@ impl Kept {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(error),
             }
+            // Where there are several functions, one may have had many monitors by now.
+            self.connections.retain(|connection| !is_over(connection));
             for socket in received.drain(..) {
                 match kind[0] {
                     DOOR => self.doors.push(socket.into()),
@@ -122,6 +131,17 @@ impl Kept {
             let _ = io::copy(&mut connection, &mut io::sink());
         }
     }
+}
+
+/// Whether both ends of a connection have hung up.
+fn is_over(connection: &UnixStream) -> bool {
+    use rustix::event::{poll, PollFd, PollFlags, Timespec};
+    let mut polled = [PollFd::new(connection, PollFlags::empty())];
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    poll(&mut polled, Some(&now)).is_ok() && polled[0].revents().contains(PollFlags::HUP)
 }
 
 /// Keeps the sockets of the process that has started this one, until it is gone, and hangs up.
@@ -172,12 +192,15 @@ mod tests {
         let door = UnixListener::from(OwnedFd::from(door));
         let keeper = Keeper {
             channel,
+            has_begun: OnceLock::new(),
             _child: Command::new("true").spawn().unwrap(),
         };
         let (done, finished) = mpsc::channel();
+        let (gone, is_gone) = mpsc::channel();
         let keep = std::thread::spawn(move || {
             done.send(keeper.keep_door(&door).is_ok()).unwrap();
             // One that is gone is none.
+            is_gone.recv().unwrap();
             keeper.keep_door(&door).is_err()
         });
         let early = finished.recv_timeout(Duration::from_millis(200));
@@ -186,6 +209,7 @@ mod tests {
         assert_eq!(finished.recv(), Ok(true));
         assert_eq!(theirs.read(&mut [0; 8]).unwrap(), 1);
         drop(theirs);
+        gone.send(()).unwrap();
         assert!(keep.join().unwrap());
     }
 

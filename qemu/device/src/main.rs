@@ -1,15 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The device process.
 
+mod functions;
+
+use crate::functions::FunctionOptions;
 use clap::builder::RangedI64ValueParser;
 use clap::{Parser, ValueEnum};
 use ferrite_abi::{DOORBELL_MAX_LOG_STRIDE, MAX_MESSAGES, QUEUE_NUMBER_MASK};
+use ferrite_device::adapter::Adapter;
 use ferrite_device::function::{Frontend, Function};
 use ferrite_device::heap;
 use ferrite_device::interrupts::Kinds;
 use ferrite_device::io_loop::IoLoop;
 use ferrite_device::keeper::{self, Keeper};
 use ferrite_device::logger;
+use ferrite_device::mapping::{Mapping, Row, Vlans};
 use ferrite_device::vfio_user::Connection;
 use ferrite_engine::cq::MAX_CQ;
 use ferrite_engine::multicast::MULTICAST_QPN;
@@ -30,13 +35,15 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 #[global_allocator]
 static HEAP: heap::Counting = heap::Counting;
 
 /// A Ferrite RNIC for a QEMU virtual machine, over vfio-user.
 ///
-/// Start it before QEMU; it ends when QEMU does. QEMU needs memory that can be
+/// Start it before QEMU; it ends when QEMU does, with several functions when each had a QEMU and
+/// all of these have ended. QEMU needs memory that can be
 /// shared, a PCIe port, and the device by its socket:
 ///
 ///   -machine q35,memory-backend=mem
@@ -55,8 +62,16 @@ static HEAP: heap::Counting = heap::Counting;
 struct Options {
     /// Unix socket on which QEMU's vfio-user-pci connects; made last, so that
     /// everything is ready when it is there
-    #[arg(long, value_name = "SOCKET")]
-    socket: PathBuf,
+    #[arg(long, value_name = "SOCKET", required_unless_present = "function")]
+    socket: Option<PathBuf>,
+    /// One of several functions behind one port, each for a virtual machine of its own; once for
+    /// each of them, in place of --socket, --net, --mac, --personality and --any-source-mac:
+    /// socket=PATH,mac=ADDRESS[,personality=MODEL][,net=PATH][,any-source-mac][,vlans=N+N...]
+    /// [,qps=N][,cqs=N][,srqs=N][,tags=N]. With `vlans` it sends and gets frames of these VLANs
+    /// alone (0: without a tag). The numbers are what it has of all that there are; without them
+    /// functions have equal shares
+    #[arg(long, value_name = "FUNCTION", value_parser = functions::parse, conflicts_with_all = ["socket", "net", "mac", "personality", "any_source_mac"])]
+    function: Vec<FunctionOptions>,
     /// Unix socket on which QEMU's `-netdev stream` connects; without it the VM
     /// has no Ethernet interface through this device
     #[arg(long, value_name = "SOCKET")]
@@ -128,7 +143,7 @@ struct Options {
 }
 
 /// What the function presents itself as.
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Model {
     /// RDMA alone, beside the VM's Ethernet interface
     Rdma,
@@ -250,15 +265,41 @@ fn run(options: Options) -> Result<(), String> {
             MAX_DOORBELL_BAR >> 20,
         ));
     }
-    let keeper = unless_kept(Keeper::start());
-    let device = Arc::new(Function::new(config, kinds).map_err(text)?);
+    let (rows, configs, doors) = if let Some(socket) = options.socket {
+        let row = Row {
+            mac: options.mac,
+            any_source: options.any_source_mac,
+            vlans: Vlans::all(),
+        };
+        (vec![row], vec![config], vec![(socket, options.net)])
+    } else {
+        let (rows, configs) = functions::split(&config, &options.function)?;
+        let doors = options.function.into_iter();
+        let doors = doors.map(|function| (function.socket, function.net));
+        (rows, configs, doors.collect())
+    };
+    let mapping = Mapping::new(rows)?;
+    let keeper = unless_kept(Keeper::start()).map(Arc::new);
+    let has_uplink = options.uplink.is_some();
+    let adapter = Adapter::new(mapping, configs, kinds, has_uplink).map_err(text)?;
+    let adapter = Arc::new(adapter);
     if let Some(rules) = options.misbehave {
-        device.lock().misbehave(rules)?;
+        for function in adapter.functions() {
+            function.lock().misbehave(rules)?;
+        }
     }
-    let net = listen(options.net)?;
+    let mut nets = Vec::new();
+    for (_, net) in &doors {
+        nets.push(listen(net.clone())?);
+    }
     let counters = listen(options.counters)?;
     let control = listen(options.control)?;
-    let mut io_loop = IoLoop::new(&device, options.uplink, net, counters, control).map_err(text)?;
+    let net = match adapter.alone() {
+        Some(_) => nets.pop().flatten(),
+        None => None,
+    };
+    let mut io_loop =
+        IoLoop::new(&adapter, options.uplink, net, counters, control).map_err(text)?;
     io_loop.connect_uplink().map_err(text)?;
     // Signals arrive as bytes, so that the socket files are always removed.
     let (signals, signal_end) = UnixStream::pair().map_err(text)?;
@@ -268,27 +309,113 @@ fn run(options: Options) -> Result<(), String> {
             .and_then(|end| signal_hook::low_level::pipe::register(signal, end))
             .map_err(text)?;
     }
-    let listener = Listener::bind(&options.socket).map_err(text)?;
-    if let Some(keeper) = &keeper {
-        unless_kept(keeper.keep_door(listener.get()));
+    for (number, net) in nets.into_iter().enumerate() {
+        move_frames(&adapter, number, net).map_err(text)?;
     }
-    let accepting = listener.get().try_clone().map_err(text)?;
-    device.listen(listener.get().try_clone().map_err(text)?);
-    let served = Arc::clone(&device);
-    thread::Builder::new()
-        .name("vfio-user".into())
-        .spawn(move || {
-            // Without an answer the guest would hang until QEMU's patience ends.
-            let result = catch_unwind(AssertUnwindSafe(|| serve(&accepting, keeper, &served)))
-                .unwrap_or_else(|_| Err("internal error; the device is gone for the guest".into()));
-            served.finish(result);
-        })
-        .map_err(text)?;
+    let mut listeners = Vec::new();
+    for (number, (socket, _)) in doors.iter().enumerate() {
+        let listener = Listener::bind(socket).map_err(text)?;
+        if let Some(keeper) = &keeper {
+            unless_kept(keeper.keep_door(listener.get()));
+        }
+        let accepting = listener.get().try_clone().map_err(text)?;
+        let door = listener.get().try_clone().map_err(text)?;
+        if let Some(function) = adapter.functions().get(number) {
+            function.listen(door);
+        }
+        listeners.push(listener);
+        let (adapter, keeper) = (Arc::clone(&adapter), keeper.clone());
+        thread::Builder::new()
+            .name("vfio-user".into())
+            .spawn(move || serve_all(&accepting, keeper.as_deref(), &adapter, number))
+            .map_err(text)?;
+    }
+    // The threads have theirs: it goes when nobody is served any more.
+    drop(keeper);
     // However this ends, the monitor has to read the end of its connection: a reset of it ends some of them.
     let result = catch_unwind(AssertUnwindSafe(|| io_loop.run(&signals)))
-        .unwrap_or_else(|_| Err("internal error; the device is gone for the guest".into()));
-    device.hang_up();
+        .unwrap_or_else(|_| Err(BROKEN.into()));
+    adapter.hang_up();
     result
+}
+
+/// How long a function of several waits when nobody can be accepted.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+
+/// What a guest is left with after a mistake of this program.
+const BROKEN: &str = "internal error; the device is gone for the guest";
+
+/// Moves the frames of one function of several in a thread of its own. A mistake there takes that
+/// function from its guest, and no other.
+fn move_frames(
+    adapter: &Arc<Adapter>,
+    number: usize,
+    net: Option<Listener>,
+) -> std::io::Result<()> {
+    let adapter = Arc::clone(adapter);
+    let run = move || {
+        let Some(function) = adapter.functions().get(number) else {
+            return;
+        };
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            IoLoop::of_function(&adapter, function, net)?.run_function()
+        }));
+        function.hang_up();
+        let reason = match result {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => BROKEN.into(),
+        };
+        log::error!("function {number}: {reason}");
+    };
+    thread::Builder::new()
+        .name(format!("function {number}"))
+        .spawn(run)?;
+    Ok(())
+}
+
+/// Serves the virtual machine monitor of a function: one, if it is alone, or one after the other.
+fn serve_all(door: &UnixListener, keeper: Option<&Keeper>, adapter: &Adapter, number: usize) {
+    let Some(function) = adapter.functions().get(number) else {
+        return;
+    };
+    loop {
+        // Without an answer the guest would hang until QEMU's patience ends.
+        let mut has_come = false;
+        let came = || {
+            has_come = true;
+            adapter.came(number);
+        };
+        let result = catch_unwind(AssertUnwindSafe(|| serve(door, keeper, function, came)));
+        if !has_come && result.is_ok() && adapter.alone().is_none() && !function.is_leaving() {
+            // There may be descriptors for one later.
+            log::warn!("function {number}: nobody can be accepted for now");
+            thread::sleep(ACCEPT_AGAIN);
+            function.attach_another();
+            continue;
+        }
+        let broken = result.is_err();
+        let result = result.unwrap_or_else(|_| Err(BROKEN.into()));
+        let is_last = adapter.left(number);
+        if adapter.alone().is_some() {
+            adapter.port().finish(result);
+            return;
+        }
+        if let Err(error) = &result {
+            log::error!("function {number}: {error}");
+        }
+        if broken || function.is_leaving() {
+            function.hang_up();
+        } else {
+            function.power_off();
+        }
+        if is_last {
+            adapter.port().finish(Ok(()));
+        }
+        if broken || function.is_leaving() {
+            return;
+        }
+    }
 }
 
 /// Says so where there is no keeper any more, or never was: it is a precaution, and the device works without.
@@ -319,16 +446,22 @@ fn accept(listener: &UnixListener, device: &Function) -> std::io::Result<UnixStr
 }
 
 /// Serves one virtual machine monitor until it goes away.
-fn serve(listener: &UnixListener, keeper: Option<Keeper>, device: &Function) -> Result<(), String> {
+fn serve(
+    listener: &UnixListener,
+    keeper: Option<&Keeper>,
+    device: &Function,
+    came: impl FnOnce(),
+) -> Result<(), String> {
     let stream = accept(listener, device).map_err(|error| {
         device.attach(None);
-        format!("--socket: cannot accept a connection: {error}")
+        format!("cannot accept a connection: {error}")
     })?;
     let peer = owner(&stream)
         .and_then(|owner| owner.pid)
         .and_then(Pid::from_raw);
     // From the first byte on: what was closed with something unread would be a reset.
-    if let Some(keeper) = &keeper {
+    came();
+    if let Some(keeper) = keeper {
         unless_kept(keeper.keep(&stream));
     }
     let mut frontend = Frontend::new(device, peer);

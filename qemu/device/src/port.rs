@@ -14,9 +14,12 @@
 //!
 //! So what one guest does takes no other's lock, but for a moment the uplink's.
 
-use crate::mapping::Mapping;
+use crate::counters::LinkCounters;
+use crate::inbox::{Given, Inbox};
+use crate::mapping::{Mapping, Refusal};
 use ferrite_engine::memory::ENOUGH_ROOM;
-use ferrite_fabric::framing::Writer;
+use ferrite_engine::roce::Medium;
+use ferrite_fabric::framing::{BadLength, Reader, Writer};
 use ferrite_fabric::shortcut::{is_message, Message};
 use ferrite_fabric::switch::Mac;
 use rustix::event::{eventfd, EventfdFlags};
@@ -93,6 +96,7 @@ struct Line {
     /// The port's thread waits for room in the socket.
     watched: bool,
     shares: Vec<Share>,
+    counters: LinkCounters,
 }
 
 impl Line {
@@ -102,8 +106,11 @@ impl Line {
         };
         share.settle(self.writer.position());
         let start = self.writer.position() + self.writer.len() as u64;
-        let taken =
-            self.up && self.stream.is_some() && share.bytes < most && self.writer.push(frame);
+        if self.stream.is_none() {
+            return false;
+        }
+        let taken = self.up && share.bytes < most && self.writer.push(frame);
+        self.counters.sent(frame.len(), taken);
         if taken {
             share.add(start, self.writer.position() + self.writer.len() as u64);
         }
@@ -142,6 +149,7 @@ pub struct Port {
     /// There is an uplink, connected or not: without one the functions have each other.
     has_uplink: bool,
     line: Mutex<Line>,
+    inboxes: Vec<Inbox>,
     wakes: Vec<Wake>,
     wake: Wake,
     end: Mutex<Option<Result<(), String>>>,
@@ -160,7 +168,9 @@ impl Port {
                 up: false,
                 watched: false,
                 shares: (0..functions).map(|_| Share::default()).collect(),
+                counters: LinkCounters::default(),
             }),
+            inboxes: (0..functions).map(|_| Inbox::new(functions)).collect(),
             wakes: (0..functions)
                 .map(|_| Wake::new())
                 .collect::<io::Result<_>>()?,
@@ -220,7 +230,14 @@ impl Port {
                 let any_source = row.any_source;
                 let hello = Message::Hello { any_source };
                 line.writer.push_always(&hello.to_frame(row.mac));
+            } else {
+                for row in self.mapping.rows() {
+                    let any_source = row.any_source;
+                    let address = Message::Address { any_source };
+                    line.writer.push_always(&address.to_frame(row.mac));
+                }
             }
+            line.counters.connects += 1;
         }
         self.update(&mut line);
     }
@@ -257,6 +274,72 @@ impl Port {
         let room = UPLINK_ROOM.saturating_sub(share.bytes);
         share.wanted |= room < ENOUGH_ROOM;
         room
+    }
+
+    /// What waits for a function.
+    pub fn inbox(&self, function: usize) -> Option<&Inbox> {
+        self.inboxes.get(function)
+    }
+
+    /// Takes the frames that came by the uplink to the functions that they are for, of which there
+    /// are several. No function's lock is needed for that: what one guest has its engine do does not
+    /// hold up what is for another.
+    pub fn deliver(&self, reader: &mut Reader) -> Result<(), BadLength> {
+        let mut wake = 0;
+        let mut counters = LinkCounters::default();
+        let result = loop {
+            let frame = match reader.next_frame() {
+                Ok(Some(frame)) => frame,
+                Ok(None) => break Ok(()),
+                Err(error) => break Err(error),
+            };
+            if is_message(frame) {
+                self.answer(frame);
+                continue;
+            }
+            counters.received(frame.len());
+            match self.mapping.from_wire(frame) {
+                Ok(targets) => {
+                    for function in targets.functions() {
+                        let inbox = self.inbox(function);
+                        match inbox.map(|inbox| inbox.give(None, Medium::Wire, frame)) {
+                            Some(Given::First) => wake |= 1 << function,
+                            Some(Given::Behind | Given::Dropped) | None => {}
+                        }
+                    }
+                }
+                Err(Refusal::Source) => counters.source_drops += 1,
+                Err(Refusal::Vlan | Refusal::Kind) => {}
+            }
+        };
+        {
+            let all = &mut self.line().counters;
+            all.rx_frames += counters.rx_frames;
+            all.rx_bytes += counters.rx_bytes;
+            all.source_drops += counters.source_drops;
+        }
+        self.wake_functions(wake);
+        result
+    }
+
+    /// The switch says something. There are no shortcuts to an adapter with several functions: it
+    /// has not said that it can use them, and takes none.
+    fn answer(&self, frame: &[u8]) {
+        let answer = match Message::parse(frame) {
+            Some((_, Message::Grant { shortcut, .. } | Message::Revoke(shortcut))) => {
+                Message::Released(shortcut)
+            }
+            Some((_, Message::Close(shortcut))) => Message::Closed(shortcut),
+            _ => return,
+        };
+        if let Some(row) = self.mapping.rows().first() {
+            self.say(answer, row.mac);
+        }
+    }
+
+    /// What passed by the uplink, of all functions.
+    pub fn counters(&self) -> LinkCounters {
+        self.line().counters
     }
 
     /// Says something to the switch.
@@ -346,6 +429,9 @@ impl Port {
 
     /// Wakes the threads of functions, bit by bit.
     pub fn wake_functions(&self, functions: u64) {
+        if functions == 0 {
+            return;
+        }
         for function in (0..self.wakes.len()).filter(|bit| functions & (1 << bit) != 0) {
             self.wake_function(function);
         }

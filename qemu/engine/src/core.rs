@@ -86,6 +86,8 @@ pub struct Config {
     pub messages: u16,
     /// Globally unique identifier.
     pub guid: u64,
+    /// The number of the function, among those of its adapter.
+    pub number: u8,
     /// What the function is.
     pub personality: Personality,
     /// The interface may have, and send from, other addresses than `mac`.
@@ -116,6 +118,7 @@ impl Config {
             mac,
             messages: messages.clamp(1, ferrite_abi::MAX_MESSAGES as u16),
             guid: u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f]),
+            number: 0,
             personality: Personality::default(),
             any_source: false,
             features: crate::FEATURES | crate::ETHERNET_FEATURES,

@@ -443,9 +443,11 @@ impl Engine {
                 config.device_memory_offset()
             }
             REG_DEVICE_MEMORY_SIZE => config.device_memory_size(),
-            // The only function there is. Where it has no Ethernet interface, that is another
-            // device's, of the same address.
-            REG_FUNCTION => u64::from(Function::new(config.personality.models(), 0, None).0),
+            // Where it has no Ethernet interface, that is another device's, of the same address.
+            REG_FUNCTION => {
+                let models = config.personality.models();
+                u64::from(Function::new(models, config.number, None).0)
+            }
             REG_RESET_TIMEOUT => u64::from(RESET_TIMEOUT),
             _ => 0,
         }
