@@ -90,6 +90,9 @@ pub struct Options {
     pub device: bool,
     /// Whether that is their network card, too: they have no other.
     pub only_card: bool,
+    /// Whether one device process is the adapter of all of them, with a function for each; only with
+    /// `only_card`, and without VMs that have no device.
+    pub one_adapter: bool,
     /// Numbers of VMs that have no device all the same.
     pub plain: Vec<usize>,
     /// Further arguments of each device process.
@@ -122,6 +125,7 @@ impl Options {
             memory_mib: 1024,
             device: true,
             only_card: false,
+            one_adapter: false,
             plain: Vec::new(),
             device_args: Vec::new(),
             own_device_args: Vec::new(),
@@ -147,6 +151,7 @@ pub struct Cluster {
     dir: PathBuf,
     flavour: Flavour,
     thorough: bool,
+    one_adapter: bool,
 }
 
 impl Cluster {
@@ -187,10 +192,16 @@ impl Cluster {
             dir: dir.clone(),
             flavour: kernel.flavour,
             thorough: options.thorough,
+            one_adapter: options.one_adapter,
         };
         cluster.start_fabric(options)?;
+        if options.one_adapter {
+            cluster.start_adapter(options)?;
+        }
         for index in 1..=options.vms {
-            let (net, device) = if options.device && !options.plain.contains(&index) {
+            let (net, device) = if options.one_adapter {
+                (None, Some(cluster.function_socket(index)))
+            } else if options.device && !options.plain.contains(&index) {
                 cluster.start_device(index, options)?
             } else {
                 (Some(dir.join("fabric")), None)
@@ -324,11 +335,42 @@ end",
         Ok((net, Some(vfio)))
     }
 
+    /// Where the function of a VM is, of an adapter for all.
+    fn function_socket(&self, index: usize) -> PathBuf {
+        self.dir.join(format!("function{index}.vfio"))
+    }
+
+    /// Starts the device process of all VMs, which is told of as that of the first.
+    fn start_adapter(&mut self, options: &Options) -> Result<()> {
+        let mut device = Command::new(program("ferrite-device"));
+        for index in 1..=options.vms {
+            let socket = self.function_socket(index);
+            device.arg("--function").arg(format!(
+                "socket={},mac={},personality=combined",
+                socket.display(),
+                mac(index)
+            ));
+        }
+        device.arg("--uplink").arg(self.dir.join("fabric"));
+        device.arg("--counters").arg(self.counters_socket(1));
+        device.arg("--control").arg(self.device_control(1));
+        device.args(&options.device_args);
+        let log = self.dir.join("adapter.log");
+        let mut device = Daemon::start("ferrite-device", &mut device, &log)?;
+        for index in 1..=options.vms {
+            wait_for_socket(&self.function_socket(index), &mut device)?;
+        }
+        lock(&self.devices).push(Some(device));
+        Ok(())
+    }
+
     fn counters_socket(&self, index: usize) -> PathBuf {
+        let index = if self.one_adapter { 1 } else { index };
         self.dir.join(format!("device{index}.counters"))
     }
 
     fn device_control(&self, index: usize) -> PathBuf {
+        let index = if self.one_adapter { 1 } else { index };
         self.dir.join(format!("device{index}.control"))
     }
 
@@ -367,7 +409,13 @@ end",
         stream
             .read_to_string(&mut text)
             .context("reading the device's counters")?;
-        serde_json::from_str(&text).context("the device's counters are not JSON")
+        let all: serde_json::Value =
+            serde_json::from_str(&text).context("the device's counters are not JSON")?;
+        if !self.one_adapter {
+            return Ok(all);
+        }
+        let function = all["functions"].get(index - 1);
+        function.cloned().context("the device has no such function")
     }
 
     /// Sends a request to the fabric and gives its answer.
@@ -381,7 +429,11 @@ end",
         index: usize,
         request: &serde_json::Value,
     ) -> Result<serde_json::Value> {
-        control(&self.device_control(index), request).with_context(|| format!("device {index}"))
+        let mut request = request.clone();
+        if self.one_adapter && request["cmd"] != "link" {
+            request["function"] = (index - 1).into();
+        }
+        control(&self.device_control(index), &request).with_context(|| format!("device {index}"))
     }
 
     /// The device process of the VM with this number.

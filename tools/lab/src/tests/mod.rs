@@ -25,6 +25,7 @@ pub(crate) mod nfs;
 mod notification;
 mod numbers;
 pub(crate) mod nvme;
+mod one_adapter;
 mod only_card;
 mod priority;
 mod rds;
@@ -323,6 +324,14 @@ pub fn groups() -> Vec<Group> {
                 ("one card", only_card::SHORT_TESTS),
                 ("one card", only_card::PROCESSORS),
             ],
+        },
+        Group {
+            name: "one adapter",
+            flavour: Flavour::Stock,
+            load_driver: true,
+            options: one_adapter::options,
+            long: false,
+            tests: &[("one adapter", one_adapter::TESTS)],
         },
         Group {
             name: "split",
