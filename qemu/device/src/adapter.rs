@@ -210,3 +210,87 @@ fn handle(line: &[u8], function: &Function) -> (Value, After) {
     function.wake();
     answer
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mapping::{Row, Vlans};
+    use ferrite_fabric::framing::{Reader, Writer};
+    use ferrite_fabric::switch::Mac;
+
+    fn mac(function: u8) -> [u8; 6] {
+        [0x52, 0x54, 0, 0xfe, 0, function]
+    }
+
+    fn adapter(functions: u8) -> Adapter {
+        let row = |function| Row {
+            mac: Mac(mac(function)),
+            any_source: false,
+            vlans: Vlans::all(),
+        };
+        let mapping = Mapping::new((0..functions).map(row).collect()).unwrap();
+        let configs = (0..functions).map(|function| Config::new(mac(function), 1));
+        Adapter::new(mapping, configs.collect(), Kinds::all(1), false).unwrap()
+    }
+
+    fn frame(to: [u8; 6], from: [u8; 6]) -> Vec<u8> {
+        let mut frame = [to, from].concat();
+        frame.resize(60, 0x5a);
+        frame
+    }
+
+    fn received(adapter: &Adapter, function: usize) -> Vec<Vec<u8>> {
+        let mut frames = Vec::new();
+        let mut to_vm = |frame: &[u8]| {
+            frames.push(frame.to_vec());
+            true
+        };
+        adapter.functions()[function]
+            .read_shortcuts(&mut to_vm)
+            .pump();
+        frames
+    }
+
+    #[test]
+    fn a_function_whose_lock_is_held_holds_up_no_other() {
+        let adapter = adapter(3);
+        let held = adapter.functions()[0].lock();
+        let all = frame([0xff; 6], mac(1));
+        let one = frame(mac(2), mac(1));
+        {
+            let mut core = adapter.functions()[1].lock();
+            core.frame_from_vm(&all);
+            core.frame_from_vm(&one);
+            core.pump();
+        }
+        assert_eq!(received(&adapter, 2), [all.clone(), one]);
+        // Nor what comes by the wire, though it is for that one first.
+        let stranger = [2, 0, 0, 0, 0, 9];
+        let mut writer = Writer::new(1 << 20);
+        for to in [mac(0), mac(2)] {
+            assert!(writer.push(&frame(to, stranger)));
+        }
+        let mut bytes = Vec::new();
+        writer.flush(&mut bytes).unwrap();
+        let mut reader = Reader::new();
+        reader.fill(&mut &bytes[..]).unwrap();
+        adapter.port().deliver(&mut reader).unwrap();
+        assert_eq!(received(&adapter, 2), [frame(mac(2), stranger)]);
+        drop(held);
+        // It has lost nothing by that.
+        let late = received(&adapter, 0);
+        assert_eq!(late.len(), 2);
+        assert!(late.contains(&all) && late.contains(&frame(mac(0), stranger)));
+    }
+
+    #[test]
+    fn it_is_over_when_each_had_its_machine_and_all_are_gone() {
+        let adapter = adapter(2);
+        adapter.came(0);
+        assert!(!adapter.left(0), "the other is still to come");
+        adapter.came(1);
+        adapter.came(0);
+        assert!(!adapter.left(1));
+        assert!(adapter.left(0));
+    }
+}

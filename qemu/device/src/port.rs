@@ -465,3 +465,66 @@ impl Port {
             .map(|stream| stream.try_clone().unwrap())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mapping::{Row, Vlans};
+    use std::io::Read;
+
+    fn port(functions: u8) -> (Port, UnixStream) {
+        let row = |function| Row {
+            mac: Mac([2, 0, 0, 0, 0, function]),
+            any_source: false,
+            vlans: Vlans::all(),
+        };
+        let mapping = Mapping::new((0..functions).map(row).collect()).unwrap();
+        let port = Port::new(mapping, true).unwrap();
+        let (uplink, switch) = UnixStream::pair().unwrap();
+        uplink.set_nonblocking(true).unwrap();
+        switch.set_nonblocking(true).unwrap();
+        port.set_uplink(Some(uplink));
+        (port, switch)
+    }
+
+    fn is_woken(port: &Port, function: usize) -> bool {
+        rustix::io::read(port.function_wake_fd(function), &mut [0; 8]).is_ok()
+    }
+
+    #[test]
+    fn a_function_that_fills_the_uplink_takes_nobody_elses_room() {
+        let (port, mut switch) = port(2);
+        let frame = [0; 9000];
+        while port.send_within_room(0, &frame) {
+            port.flush();
+        }
+        assert_eq!(port.room(0), 0);
+        assert_eq!(port.room(1), UPLINK_ROOM);
+        assert!(port.send_within_room(1, &frame));
+        assert!(!is_woken(&port, 0));
+        // The switch reads, whoever has it written.
+        let mut bytes = vec![0; 1 << 20];
+        while port.is_blocked() {
+            while switch.read(&mut bytes).is_ok() {}
+            port.flush();
+        }
+        assert!(is_woken(&port, 0), "it waits for the room that there is");
+        assert!(!is_woken(&port, 1), "it has not asked");
+        assert_eq!(port.room(0), UPLINK_ROOM);
+    }
+
+    #[test]
+    fn nothing_leaves_by_a_cable_that_is_pulled() {
+        let (port, _switch) = port(2);
+        port.flush();
+        assert!(port.is_up() && port.send(0, &[0; 60]));
+        assert!(port.set_cable(false));
+        assert!(!port.set_cable(false), "that is no news");
+        assert!(!port.is_up() && !port.send(1, &[0; 60]));
+        assert_eq!(port.queued(), 0);
+        port.set_cable(true);
+        assert!(port.send(1, &[0; 60]));
+        port.set_uplink(None);
+        assert!(!port.is_up() && !port.send(1, &[0; 60]));
+    }
+}
