@@ -165,7 +165,7 @@ fn end(host: &mut Host<'_>) -> End {
     let cq = host.create_cq().unwrap();
     let qp = host.create_qp(Service::Rc, &cq).unwrap();
     let access = ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ;
-    let region = host.region(access, 64 << 10).unwrap();
+    let region = host.region(access, 2 << 20).unwrap();
     End { qp, cq, region }
 }
 
@@ -262,7 +262,27 @@ fn two_functions_write_to_each_other_inside() {
             1 + u32::from(value),
         );
     }
-    assert!(process.count(0, "inside", "tx_bytes") > 19 * (64 << 10));
+    // Much more at once than there is room for on the way, both ways.
+    const LONG: u32 = 2 << 20;
+    a.memory.fill(of_a.region.dma, LONG.into(), 0xa5);
+    b.memory.fill(of_b.region.dma, LONG.into(), 0xa5);
+    let region = |end: &End| (end.region.address, end.region.tag);
+    let (to_a, to_b) = (region(&of_a), region(&of_b));
+    let mut all = Vec::new();
+    for _ in 0..6 {
+        for (host, own, (address, tag)) in [(&mut a, &mut of_a, to_b), (&mut b, &mut of_b, to_a)] {
+            let sge = own.region.sge(0, LONG);
+            let work = Work::remote(SendOpcode::Write, &[sge], address, tag);
+            host.post(&mut own.qp, &work).unwrap();
+        }
+    }
+    for (host, own) in [(&mut a, &mut of_a), (&mut b, &mut of_b)] {
+        for _ in 0..6 {
+            all.push(host.completion(&mut own.cq).unwrap().status);
+        }
+    }
+    assert_eq!(all, [CompletionStatus::Success as u8; 12]);
+    assert!(process.count(0, "inside", "tx_bytes") > 19 * (64 << 10) + 6 * u64::from(LONG));
     assert!(process.count(1, "inside", "rx_frames") >= process.count(0, "inside", "tx_frames"));
     for function in [0, 1] {
         assert_eq!(process.count(function, "inside", "tx_drops"), 0);
@@ -474,12 +494,7 @@ fn a_hostile_guest_reaches_nothing_of_another() {
     let (mut device_a, mut device_b) = (process.device(0), process.device(1));
     let (mut a, mut b) = (host(&mut device_a, 0), host(&mut device_b, 1));
     // Tags that are not there, of another instance, and of places that are not the region's.
-    for (tag, offset) in [
-        (1 << 8, 0),
-        (1, 0),
-        (0, 64 << 10),
-        (0, 0u64.wrapping_sub(1)),
-    ] {
+    for (tag, offset) in [(1 << 8, 0), (1, 0), (0, 2 << 20), (0, 0u64.wrapping_sub(1))] {
         let (mut of_a, of_b) = connected(&mut a, &mut b);
         let address = of_b.region.address.wrapping_add(offset);
         let sge = of_a.region.sge(0, 64);
