@@ -395,11 +395,11 @@ impl<'a> IoLoop<'a> {
         }
     }
 
-    /// Runs for one function of several, for as long as the process does.
+    /// Runs for one function of several, until the process is to end.
     pub fn run_function(&mut self) -> io::Result<()> {
         // As above.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(TIMER_SLACK));
-        while self.turn()? {}
+        while self.adapter.port().finished().is_none() && self.turn()? {}
         Ok(())
     }
 

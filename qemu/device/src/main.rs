@@ -33,6 +33,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::mpsc::{self, Sender};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -309,9 +310,12 @@ fn run(options: Options) -> Result<(), String> {
             .and_then(|end| signal_hook::low_level::pipe::register(signal, end))
             .map_err(text)?;
     }
+    // Nobody says anything: it ends with the last who has an end of it.
+    let (moving, moved) = mpsc::channel();
     for (number, net) in nets.into_iter().enumerate() {
-        move_frames(&adapter, number, net).map_err(text)?;
+        move_frames(&adapter, number, net, moving.clone()).map_err(text)?;
     }
+    drop(moving);
     let mut listeners = Vec::new();
     for (number, (socket, _)) in doors.iter().enumerate() {
         let listener = Listener::bind(socket).map_err(text)?;
@@ -336,8 +340,15 @@ fn run(options: Options) -> Result<(), String> {
     let result = catch_unwind(AssertUnwindSafe(|| io_loop.run(&signals)))
         .unwrap_or_else(|_| Err(BROKEN.into()));
     adapter.hang_up();
+    // They take their sockets' files along.
+    adapter.port().finish(Ok(()));
+    adapter.port().wake_functions(u64::MAX);
+    let _ = moved.recv_timeout(LEAVE);
     result
 }
+
+/// How long the end of the process waits for the threads of functions.
+const LEAVE: Duration = Duration::from_secs(1);
 
 /// How long a function of several waits when nobody can be accepted.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
@@ -351,9 +362,11 @@ fn move_frames(
     adapter: &Arc<Adapter>,
     number: usize,
     net: Option<Listener>,
+    moving: Sender<()>,
 ) -> std::io::Result<()> {
     let adapter = Arc::clone(adapter);
     let run = move || {
+        let _moving = moving;
         let Some(function) = adapter.functions().get(number) else {
             return;
         };

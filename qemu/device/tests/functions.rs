@@ -462,6 +462,9 @@ fn one_that_is_reset_or_goes_disturbs_no_other() {
         process.end().success(),
         "both had a host, and both are gone"
     );
+    let left = std::fs::read_dir(&process.directory).unwrap();
+    let left: Vec<_> = left.flatten().map(|entry| entry.file_name()).collect();
+    assert!(left.is_empty(), "{left:?}");
 }
 
 #[test]
