@@ -308,8 +308,13 @@ impl<'a, D: WqOps> RwqEntries<'a, D> {
 /// It sets what it passes events on by (`ib_wq::uobject`) after the driver has made the queue, and lets processes name the queue
 /// after that. So it has where a process does. Before that there are no events: in state [`WqState::Reset`], which it is made
 /// in, nothing happens to a queue.
-#[derive(Default)]
 pub struct Finished(Atomic<u32>);
+
+impl Default for Finished {
+    fn default() -> Self {
+        Self(Atomic::new(0))
+    }
+}
 
 impl Finished {
     /// It has: what it wrote is seen by all who find that.
