@@ -887,6 +887,15 @@ fn new_mac(mac: &str) -> String {
     format!("ip link set {OWN} down && ip link set {OWN} address {mac} && ip link set {OWN} up")
 }
 
+/// The host's log says that the I/O unit refuses something, and why: by name or number, as its kernel has them.
+fn is_refused(host: &Vm, operation: &str, name: &str, number: i32) -> Result<()> {
+    let why = format!("\\({name}\\|Error({number})\\)");
+    host.wait_for(
+        &format!("dmesg | grep -q 'the I/O unit refuses {operation}: {why}'"),
+        TIME,
+    )
+}
+
 /// VLANs of a host, at most.
 const MOST_VLANS: usize = 64;
 
@@ -950,10 +959,7 @@ fn configured(cluster: &Cluster) -> Result<()> {
             &vlans(&format!("add link {OWN} name v$n type vlan id $n")),
             TIME,
         )?;
-        host.wait_for(
-            "dmesg | grep -q 'the I/O unit refuses AddVlan: ENOSPC'",
-            TIME,
-        )?;
+        is_refused(host, "AddVlan", "ENOSPC", 28)?;
         has_vlans(MOST_VLANS)?;
         host.sh_in(&vlans("del v$n"), TIME)?;
         has_vlans(0)?;
@@ -1280,10 +1286,7 @@ fn impostors(cluster: &Cluster) -> Result<()> {
             "ip link set {OWN} promisc on; ip link add link {OWN} name v5 type vlan id 5"
         ))?;
         for refused in ["SetFilter", "AddVlan"] {
-            host.wait_for(
-                &format!("dmesg | grep -q 'the I/O unit refuses {refused}: EPERM'"),
-                TIME,
-            )?;
+            is_refused(host, refused, "EPERM", 1)?;
         }
         unit.sh("ip -d link show eth1 | grep -q 'promiscuity 0' && ip link del own5")?;
         host.sh(&format!("ip link del v5; ip link set {OWN} promisc off"))?;
