@@ -188,8 +188,7 @@ unsafe extern "C" fn destroy_wq<D: WqOps>(
         // SAFETY: `create_wq` made the queue. `ib_destroy_wq_user`, by which `uverbs_free_wq` ends what either caller
         // of that has made, calls this only for one whose `usecnt` is zero, and does not touch it any more where this succeeds; else it is as before.
         unsafe { Wq::destroy(wq, D::destroy_wq) }?;
-        // SAFETY: The memory came from `create_wq`. What the driver had in it was dropped by `destroy`, and of the rest
-        // nothing has to be.
+        // SAFETY: The memory came from `create_wq`. `destroy` has dropped what the driver had in it; `ib_wq` is plain data.
         drop(unsafe { KBox::from_raw(wq.cast::<MaybeUninit<Wq<D>>>()) });
         Ok(0)
     })
