@@ -7,6 +7,7 @@
 use super::{Device, Driver};
 use crate::bindings;
 use core::ptr;
+use kernel::fmt;
 use kernel::prelude::*;
 
 /// How much something matters.

@@ -246,6 +246,44 @@ impl QpCounterOps for Minimal {
     }
 }
 
+impl WqOps for Minimal {
+    type Wq = ();
+    type RwqTable = ();
+
+    fn create_wq<'a>(
+        _pd: &Pd<Self>,
+        _new: New<'a, kind::Wq, Self>,
+        _attr: &mut WqInitAttr<'_, Self>,
+        _udata: Option<&Udata<'_, Self>>,
+    ) -> Result<&'a Wq<Self>> {
+        Err(EINVAL)
+    }
+
+    fn modify_wq(_wq: &Wq<Self>, from: Option<WqState>, to: Option<WqState>) -> Result {
+        match (from, to) {
+            (None, Some(_)) => Ok(()),
+            _ => Err(EBUSY),
+        }
+    }
+
+    fn destroy_wq(_wq: &Wq<Self>) -> Result {
+        Ok(())
+    }
+
+    fn create_rwq_table<'a>(
+        _dev: &Device<Self>,
+        _new: New<'a, kind::RwqTable, Self>,
+        _entries: &RwqEntries<'_, Self>,
+        _udata: Option<&Udata<'_, Self>>,
+    ) -> Result<&'a RwqTable<Self>> {
+        Err(EINVAL)
+    }
+
+    fn destroy_rwq_table(_table: &RwqTable<Self>) -> Result {
+        Ok(())
+    }
+}
+
 /// Zeroed memory for an object, as the core allocates it.
 struct Memory<K: Kind<Minimal>>(KBox<core::mem::MaybeUninit<Object<K, Minimal>>>);
 
@@ -302,6 +340,16 @@ static CALLS: Atomic<i32> = Atomic::new(0);
 /// None; it is `unsafe` because handlers are.
 unsafe extern "C" fn count_call(_cq: *mut bindings::ib_cq, _context: *mut c_void) {
     CALLS.fetch_add(1, Relaxed);
+}
+
+/// A handler of events, which counts them where its context says.
+///
+/// # Safety
+///
+/// `context` must be an `Atomic<i32>`.
+unsafe extern "C" fn count_event(_event: *mut bindings::ib_event, context: *mut c_void) {
+    // SAFETY: The caller vouches for it.
+    unsafe { &*context.cast::<Atomic<i32>>() }.fetch_add(1, Relaxed);
 }
 
 #[kunit_tests(rust_rdma)]
@@ -474,6 +522,45 @@ mod suite {
             assert_eq!(named_cq(error.to_ptr()).err(), Some(EINVAL));
         }
         assert_eq!(named_cq(core::ptr::null_mut()).err(), Some(EINVAL));
+    }
+
+    #[test]
+    fn a_work_queue_has_no_events_before_the_core_has_finished_it() -> Result {
+        let told = Atomic::<i32>::new(0);
+        let mut memory = Memory::<kind::Wq>::new()?;
+        let raw = memory.raw();
+        // SAFETY: The memory is as the core's, and outlives what is in it.
+        let wq = unsafe { Object::<kind::Wq, Minimal>::prepare(raw) }.init(())?;
+        // SAFETY: Nobody else has it.
+        unsafe {
+            (*raw).event_handler = Some(count_event);
+            (*raw).wq_context = (&raw const told).cast_mut().cast();
+        }
+        wq.report_fatal();
+        assert_eq!(told.load(Relaxed), 0);
+        let modify = const { Ops::<Minimal>::new().with_wqs() }.raw.modify_wq;
+        let modify = modify.ok_or(EINVAL)?;
+        let (state, current) = (
+            bindings::ib_wq_attr_mask_IB_WQ_STATE,
+            bindings::ib_wq_attr_mask_IB_WQ_CUR_STATE,
+        );
+        let mut attr: bindings::ib_wq_attr = pin_init::zeroed();
+        attr.wq_state = bindings::ib_wq_state_IB_WQS_RDY;
+        // What the core takes the state for counts only where the process said so.
+        for (mask, expected) in [
+            (state, 0),
+            (state | current, EBUSY.to_errno()),
+            (current, EBUSY.to_errno()),
+        ] {
+            // SAFETY: The queue is there, and the attributes are a local; there is no part of a driver's.
+            let said = unsafe { modify(raw, &mut attr, mask, core::ptr::null_mut()) };
+            assert_eq!(said, expected);
+        }
+        wq.report_fatal();
+        assert_eq!(told.load(Relaxed), 1);
+        // SAFETY: It was prepared above, and is not used afterwards.
+        unsafe { Object::<kind::Wq, Minimal>::finish(raw) };
+        Ok(())
     }
 
     #[test]

@@ -188,8 +188,7 @@ unsafe extern "C" fn destroy_wq<D: WqOps>(
         // SAFETY: `create_wq` made the queue. `ib_destroy_wq_user`, by which `uverbs_free_wq` ends what either caller
         // of that has made, calls this only for one whose `usecnt` is zero, and does not touch it any more where this succeeds; else it is as before.
         unsafe { Wq::destroy(wq, D::destroy_wq) }?;
-        // SAFETY: The memory came from `create_wq`. What the driver had in it was dropped by `destroy`, and of the rest
-        // nothing has to be.
+        // SAFETY: The memory came from `create_wq`. `destroy` has dropped what the driver had in it; `ib_wq` is plain data.
         drop(unsafe { KBox::from_raw(wq.cast::<MaybeUninit<Wq<D>>>()) });
         Ok(0)
     })
@@ -308,8 +307,13 @@ impl<'a, D: WqOps> RwqEntries<'a, D> {
 /// It sets what it passes events on by (`ib_wq::uobject`) after the driver has made the queue, and lets processes name the queue
 /// after that. So it has where a process does. Before that there are no events: in state [`WqState::Reset`], which it is made
 /// in, nothing happens to a queue.
-#[derive(Default)]
 pub struct Finished(Atomic<u32>);
+
+impl Default for Finished {
+    fn default() -> Self {
+        Self(Atomic::new(0))
+    }
+}
 
 impl Finished {
     /// It has: what it wrote is seen by all who find that.

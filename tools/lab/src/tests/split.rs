@@ -872,19 +872,37 @@ fn counters_of_unit(unit: &Vm) -> Result<Counters> {
     Ok(counters(&said, ' '))
 }
 
-/// What the I/O unit shows of its one host: the words after one.
-fn shown(unit: &Vm, name: &str) -> Result<u64> {
-    let said = unit.sh("grep '^host' /sys/kernel/debug/rust_rdma_split_unit/hosts")?;
-    let mut words = said.split_whitespace();
+/// What the I/O unit shows of its one host.
+fn host_line(unit: &Vm) -> Result<String> {
+    unit.sh("grep '^host' /sys/kernel/debug/rust_rdma_split_unit/hosts")
+        .context("the I/O unit has no host")
+}
+
+/// The number after a word; what is 0 is not shown.
+fn word_after(line: &str, name: &str) -> Result<u64> {
+    let mut words = line.split_whitespace();
     words
         .find(|word| *word == name)
         .and_then(|_| words.next())
         .map_or(Ok(0), |value| Ok(value.parse()?))
 }
 
+fn shown(unit: &Vm, name: &str) -> Result<u64> {
+    word_after(&host_line(unit)?, name)
+}
+
 /// Another address, which an interface takes that is down.
 fn new_mac(mac: &str) -> String {
     format!("ip link set {OWN} down && ip link set {OWN} address {mac} && ip link set {OWN} up")
+}
+
+/// The host's log says that the I/O unit refuses something, and why: by name or number, as its kernel has them.
+fn is_refused(host: &Vm, operation: &str, name: &str, number: i32) -> Result<()> {
+    let why = format!("\\({name}\\|Error({number})\\)");
+    host.wait_for(
+        &format!("dmesg | grep -q 'the I/O unit refuses {operation}: {why}'"),
+        TIME,
+    )
 }
 
 /// VLANs of a host, at most.
@@ -950,10 +968,7 @@ fn configured(cluster: &Cluster) -> Result<()> {
             &vlans(&format!("add link {OWN} name v$n type vlan id $n")),
             TIME,
         )?;
-        host.wait_for(
-            "dmesg | grep -q 'the I/O unit refuses AddVlan: ENOSPC'",
-            TIME,
-        )?;
+        is_refused(host, "AddVlan", "ENOSPC", 28)?;
         has_vlans(MOST_VLANS)?;
         host.sh_in(&vlans("del v$n"), TIME)?;
         has_vlans(0)?;
@@ -980,9 +995,33 @@ fn configured(cluster: &Cluster) -> Result<()> {
     })
 }
 
-/// Frames that are sent to a host that does not run, each of which an element would fit: several times as many as it has
-/// elements, and no more, for the I/O unit gives it up when it has said nothing for half a minute.
-const FLOOD: u64 = 400;
+/// Frames that are sent to a host that does not run, each of which an element would fit: more than twice as many as it has
+/// elements, and no more, for the I/O unit gives up a host that has said nothing for half a minute.
+const FLOOD: u64 = 200;
+
+/// Sends them, as soon as it is told to: it takes its time to begin.
+fn flood_of_datagrams(to: &Vm) -> String {
+    format!(
+        "rm -f /run/flood; exec python3 -u -c \"
+import os, socket, time
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+print('ready')
+while not os.path.exists('/run/flood'): time.sleep(0.05)
+for n in range({FLOOD}): s.sendto(bytes(1400), ('{}', 9))\" >/run/flooding 2>&1",
+        lan_ip(to)
+    )
+}
+
+/// Frames for the one host: those that the I/O unit has delivered, and those that met no element, or no memory that is not
+/// under way.
+fn delivered_and_dropped(unit: &Vm) -> Result<(u64, u64)> {
+    let line = host_line(unit)?;
+    let of = |name| word_after(&line, name);
+    Ok((
+        of("delivered")?,
+        of("dropped_no_element")? + of("dropped_no_room")?,
+    ))
+}
 
 fn room(cluster: &Cluster) -> Result<()> {
     with_host(cluster, "", |host, unit, lan| {
@@ -994,34 +1033,30 @@ fn room(cluster: &Cluster) -> Result<()> {
         let settled =
             || crate::process::wait_until(std::time::Instant::now() + host.at_most(TIME), is_even);
         ensure!(settled()?, "frames are lost without a flood");
-        // Those that meet no element, or no memory that is not under way.
-        let dropped = || -> Result<u64> {
-            Ok(shown(unit, "dropped_no_element")? + shown(unit, "dropped_no_room")?)
-        };
-        let before = (shown(unit, "delivered")?, dropped()?);
+        let before = delivered_and_dropped(unit)?;
+        let flood = lan.spawn(&flood_of_datagrams(host), TIME)?;
+        lan.wait_for("grep -q ready /run/flooding", TIME)?;
         let stopped = super::growth::Stopped::new(host);
-        let sent = lan.sh_in(
-            &format!(
-                "python3 -c \"
-import socket
-s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-for n in range({FLOOD}): s.sendto(bytes(1400), ('{}', 9))\"",
-                lan_ip(host)
-            ),
-            TIME,
-        );
+        let began = std::time::Instant::now();
+        let sent = lan
+            .sh("touch /run/flood")
+            .and_then(|_| flood.success().map(drop));
         // Frames that the LAN still has for the unit.
+        let mut after = before;
         let all_seen =
             crate::process::wait_until(std::time::Instant::now() + unit.at_most(TIME), || {
-                let delivered = shown(unit, "delivered")? - before.0;
-                Ok(delivered + (dropped()? - before.1) >= FLOOD)
-            });
-        let dropped = dropped();
+                after = delivered_and_dropped(unit)?;
+                Ok((after.0 - before.0) + (after.1 - before.1) >= FLOOD)
+            })
+            .with_context(|| format!("a host that has not run for {:?}", began.elapsed()));
         drop(stopped);
         sent?;
-        ensure!(all_seen?, "frames are neither delivered nor counted");
         ensure!(
-            dropped? > before.1,
+            all_seen?,
+            "frames are neither delivered nor counted: {before:?}, then {after:?}"
+        );
+        ensure!(
+            after.1 > before.1,
             "a host that does not run has room for all"
         );
         ensure!(
@@ -1280,10 +1315,7 @@ fn impostors(cluster: &Cluster) -> Result<()> {
             "ip link set {OWN} promisc on; ip link add link {OWN} name v5 type vlan id 5"
         ))?;
         for refused in ["SetFilter", "AddVlan"] {
-            host.wait_for(
-                &format!("dmesg | grep -q 'the I/O unit refuses {refused}: EPERM'"),
-                TIME,
-            )?;
+            is_refused(host, refused, "EPERM", 1)?;
         }
         unit.sh("ip -d link show eth1 | grep -q 'promiscuity 0' && ip link del own5")?;
         host.sh(&format!("ip link del v5; ip link set {OWN} promisc off"))?;

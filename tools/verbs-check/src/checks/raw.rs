@@ -227,7 +227,7 @@ fn made_by_ioctl(rig: &Rig, buffer: &Buffer, cq: Option<*mut ibv_cq>) -> Result<
     };
     let mut answers = [0u32; 4];
     let mut place = |at: usize| ptr::from_mut(&mut answers[at]) as u64;
-    let (max_wr, max_sge, events) = (place(0), place(1), place(2));
+    let (max_wr, max_sge, number, events) = (place(0), place(1), place(2), place(3));
     // SAFETY: the domain lives.
     let pd = unsafe { (*rig.pd).handle };
     let private_at = private.as_bytes().as_ptr() as u64;
@@ -242,6 +242,8 @@ fn made_by_ioctl(rig: &Rig, buffer: &Buffer, cq: Option<*mut ibv_cq>) -> Result<
         attribute(8, 4, 0),
         attribute(9, 4, max_wr),
         attribute(10, 4, max_sge),
+        // Optional, but without it the kernel takes back what it made.
+        attribute(11, 4, number),
         attribute(OF_DRIVER, size_of::<UverbsWqRequest>(), private_at),
     ];
     let handle = match cq {
@@ -249,8 +251,8 @@ fn made_by_ioctl(rig: &Rig, buffer: &Buffer, cq: Option<*mut ibv_cq>) -> Result<
         Some(cq) => {
             // SAFETY: it lives.
             let cq = attribute(2, 0, unsafe { (*cq).handle }.into());
-            let [a, b, c, d, e, f, g, h, i, j] = common;
-            call(rig, 0, [a, b, c, d, e, f, g, h, i, j, cq])?
+            let [a, b, c, d, e, f, g, h, i, j, k] = common;
+            call(rig, 0, [a, b, c, d, e, f, g, h, i, j, k, cq])?
         }
     };
     let ended = [attribute(0, 0, handle.into()), attribute(1, 4, events)];

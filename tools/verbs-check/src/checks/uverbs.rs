@@ -802,6 +802,8 @@ impl Session {
                     number(8, 4, 0),
                     answer(9, 4),
                     answer(10, 4),
+                    // Optional, but without it the kernel takes back what it made.
+                    answer(11, 4),
                     number(own, 32, inline(queue.as_bytes())),
                 ];
                 if !self.random.one_in(4) {

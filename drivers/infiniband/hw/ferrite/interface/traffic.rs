@@ -27,10 +27,7 @@ use crate::{
         Xmit, //
     },
 };
-use kernel::{
-    prelude::*,
-    sync::atomic::Relaxed, //
-};
+use kernel::sync::atomic::Relaxed;
 
 /// Frames that were sent and are given back at a time.
 const RECLAIMED: usize = 16;

@@ -106,10 +106,11 @@ impl FerriteQp {
     pub(crate) fn lost_interface(qp: &Qp<Ferrite>) {
         let hw = &qp.device().hw;
         let mut values = qp.values.lock();
-        if matches!(values.state, QpState::Reset | QpState::Err) && qp.spread.is_none() {
+        let own_queues = qp.spread.is_none();
+        if values.state == QpState::Err || (values.state == QpState::Reset && own_queues) {
             return;
         }
-        if qp.spread.is_none() {
+        if own_queues {
             let command = ModifyQueuePair {
                 qpn: qp.number(),
                 mask: abi::MODIFY_STATE,
@@ -128,9 +129,9 @@ impl FerriteQp {
                 }
                 _ => {}
             }
-            values.state = QpState::Err;
-            qp.state.store(QpState::Err.as_raw(), Relaxed);
         }
+        values.state = QpState::Err;
+        qp.state.store(QpState::Err.as_raw(), Relaxed);
         drop(values);
         Self::raise(qp, QpEvent::Fatal);
     }
