@@ -21,5 +21,6 @@ __rust_helper int rust_helper_fatal_signal_pending(struct task_struct *p)
 
 __rust_helper struct net *rust_helper_current_net(void)
 {
-	return current->nsproxy->net_ns;
+	/* Gone once the task ends; its files are closed after that. */
+	return current->nsproxy ? current->nsproxy->net_ns : NULL;
 }

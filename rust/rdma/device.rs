@@ -724,11 +724,19 @@ impl<D: Driver> Registration<D> {
             // SAFETY: The networking core holds RTNL while it calls notifiers of interfaces, until
             // this returns.
             let rtnl = unsafe { Rtnl::assume_held() };
-            // A notifier that is removed is told that all interfaces go.
+            let dev = this.device();
             if this.gids.load(Relaxed) == gids::GOING {
+                // Pairing stays, but one that leaves for another namespace does not wait for that. A notifier that is
+                // removed is told that all interfaces go, too: so they do for the device.
+                if event == NetdevEvent::Unregister {
+                    for port in dev.ports() {
+                        if dev.netdev(port).is_some_and(|own| own == netdev) {
+                            dev.tell_netdev_event(port, &netdev, event);
+                        }
+                    }
+                }
                 return 0;
             }
-            let dev = this.device();
             for port in dev.ports() {
                 if dev.follow_netdev(&rtnl, port, &netdev, event) != Pairing::Keep {
                     this.update_gids(&rtnl, port);

@@ -282,7 +282,7 @@ impl<D: NetdevOps> Device<D> {
     /// where it is not in the network namespace of the process.
     pub fn check_raw_port(&self, port: u32) -> Result {
         let netdev = self.netdev(port).ok_or(ENODEV)?;
-        // SAFETY: A task has its namespaces until it ends, and no process asks then. They are compared, not followed.
+        // SAFETY: What is given is that of the current task, or null once that ends, and is compared, not followed.
         let current = unsafe { bindings::current_net() };
         match netdev.namespace() == current {
             true => Ok(()),
@@ -312,7 +312,7 @@ impl<D: Driver> Device<D> {
     }
 
     /// Tells the driver what happened to the interface that a port is paired with.
-    fn tell_netdev_event(&self, port: u32, netdev: &Netdev, event: NetdevEvent) {
+    pub(super) fn tell_netdev_event(&self, port: u32, netdev: &Netdev, event: NetdevEvent) {
         if let Some(pairing) = &Ops::<D>::of().pairing {
             (pairing.event)(self, port, netdev, event);
         }

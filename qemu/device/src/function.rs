@@ -464,7 +464,7 @@ impl Core {
         // One turn of the engine for all frames.
         self.engine.begin_turn(&mut self.host);
         let end = self.engine.work().wrapping_add(WORK_PER_TURN);
-        let mut left_out = None;
+        let (mut left_out, mut is_first) = (None, true);
         for ring in inbound.open().filter(|ring| wanted(ring)) {
             if self.is_over(end) {
                 left_out = Some(ring.id());
@@ -473,6 +473,11 @@ impl Core {
             let read = self.read_ring(ring, look, now, end, to_vm);
             if let Some(answer) = ring.answer(read) {
                 over.push((ring.id(), answer));
+            }
+            // Who had what others have left of the turn did not have his.
+            if !std::mem::take(&mut is_first) && self.is_over(end) {
+                left_out = Some(ring.id());
+                break;
             }
         }
         self.engine.end_turn(&mut self.host);

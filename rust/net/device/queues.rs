@@ -61,8 +61,12 @@ impl<D: Driver> Device<D> {
         unsafe { bindings::netdev_real_num_tx_queues(self.as_raw()) as u16 }
     }
 
-    /// From now on it sends and receives by so many queues, of those that it was made with.
-    pub fn set_queues(&self, _rtnl: &Rtnl, queues: u16) -> Result {
+    /// From now on it sends and receives by so many queues, of those that it was made with. `ENODEV` if it is about to go.
+    pub fn set_queues(&self, rtnl: &Rtnl, queues: u16) -> Result {
+        // What of its queues is shown to users is about to go, or gone.
+        if !self.is_registered(rtnl) {
+            return Err(ENODEV);
+        }
         let queues = queues.into();
         // SAFETY: The reference keeps the device, and RTNL is held. The function looks whether it has so many, and sets
         // both numbers or neither.

@@ -39,7 +39,7 @@ impl<D: Driver> Device<D> {
         unsafe { bindings::netdev_mtu(self.as_raw()) }
     }
 
-    fn is_registered(&self, _rtnl: &Rtnl) -> bool {
+    pub(super) fn is_registered(&self, _rtnl: &Rtnl) -> bool {
         // SAFETY: The reference keeps the device.
         unsafe { bindings::netdev_is_registered(self.as_raw()) }
     }
