@@ -3,7 +3,7 @@
 
 use crate::outcome::Outcome;
 use ferrite_abi::Plain;
-use rustix::fs::MemfdFlags;
+use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
@@ -35,7 +35,16 @@ pub struct Memory {
 impl Memory {
     /// Zeroed memory of `size` bytes, at address `base` for the device.
     pub fn new(base: u64, size: u64) -> Outcome<Self> {
-        let file = rustix::fs::memfd_create("host", MemfdFlags::CLOEXEC)?;
+        let memory = Self::that_may_shrink(base, size)?;
+        // As a monitor's is, of whose memory the device process is to be sure.
+        rustix::fs::fcntl_add_seals(&memory.file, SealFlags::SHRINK | SealFlags::GROW)?;
+        Ok(memory)
+    }
+
+    /// The same, but its file may become shorter.
+    pub fn that_may_shrink(base: u64, size: u64) -> Outcome<Self> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = rustix::fs::memfd_create("host", flags)?;
         rustix::fs::ftruncate(&file, size)?;
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory that exists
         // already.

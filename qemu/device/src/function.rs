@@ -11,7 +11,9 @@ use crate::mapping::{Mapping, Refusal, Row, Vlans};
 use crate::port::{Port, UPLINK_ROOM};
 use crate::share;
 use crate::shortcuts::{self, Congestion, Inbound, Inbounds, Outbounds};
-use crate::vfio_user::{Backend, DmaMap, Kind, PinChange, VectorChange, REGION_CONFIG};
+use crate::vfio_user::{
+    Backend, DmaMap, Kind, PinChange, VectorChange, MAX_DMA_MAPS, REGION_CONFIG,
+};
 use ferrite_abi as abi;
 use ferrite_abi::Management;
 use ferrite_engine::memory::{DmaError, Host, HostMemory, Room, Way};
@@ -280,7 +282,12 @@ impl Core {
         let link_up = port.is_up();
         Self {
             host: HostSide {
-                memory: GuestMemory::new(),
+                // The kernel has an end of mappings for the process, which is for all.
+                memory: GuestMemory::with_room_for(if port.is_alone() {
+                    MAX_DMA_MAPS
+                } else {
+                    MAX_DMA_MAPS / 2 / functions
+                }),
                 interrupts: Interrupts::new(kinds),
                 port,
                 number,
@@ -771,7 +778,7 @@ impl Core {
     /// The monitor is gone, and with it the guest: nothing is left of them, and what comes next is
     /// as after power-on.
     pub fn power_off(&mut self) {
-        self.engine.reset();
+        self.engine.power_off();
         self.host.memory.unmap_all();
         self.host.interrupts.release();
         self.config = ConfigSpace::new(self.engine.config(), self.host.interrupts.kinds());
@@ -995,7 +1002,10 @@ impl Function {
         // What unmasks the pin is gone.
         self.wake();
         if let Some(finished) = part(known) {
-            let _ = finished.recv_timeout(LEAVE);
+            // However long it takes: who comes again and again has one such thread.
+            while finished.recv_timeout(LEAVE) == Err(mpsc::RecvTimeoutError::Timeout)
+                && !self.is_leaving()
+            {}
         }
     }
 
@@ -1214,6 +1224,10 @@ impl Backend for Frontend<'_> {
         if private {
             self.device.finish(Err(share::ADVICE.into()));
             return Err(rustix::io::Errno::INVAL.into());
+        }
+        if !self.device.port.is_alone() && map.fd.as_ref().is_some_and(|fd| !share::is_sealed(fd)) {
+            self.device.finish(Err(share::SEAL_ADVICE.into()));
+            return Err(rustix::io::Errno::PERM.into());
         }
         let result = self.device.lock().host.memory.map(&map);
         if let Err(error) = &result {

@@ -4,7 +4,7 @@
 //! All of it is owned by the one lock that the engine runs under: a mapping
 //! cannot go away while the engine copies through it.
 
-use crate::vfio_user::{DmaMap, MAX_DMA_MAPS};
+use crate::vfio_user::DmaMap;
 use ferrite_engine::memory::{DmaError, HostMemory};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
@@ -97,9 +97,10 @@ fn add(counter: &Cell<u64>, count: u64) {
 /// # Invariants
 ///
 /// `last` is one of `ranges`, with its mapping.
-#[derive(Default)]
 pub struct GuestMemory {
     ranges: BTreeMap<u64, Range>,
+    /// Of them at most.
+    most: usize,
     bus_master: bool,
     counts: Counts,
     /// The range of the last access, where the next is likely to be.
@@ -120,9 +121,15 @@ impl fmt::Debug for GuestMemory {
 }
 
 impl GuestMemory {
-    /// No memory, and no right to access it.
-    pub fn new() -> Self {
-        Self::default()
+    /// No memory, and no right to access it; there may be so many ranges.
+    pub fn with_room_for(most: usize) -> Self {
+        Self {
+            ranges: BTreeMap::new(),
+            most,
+            bus_master: false,
+            counts: Counts::default(),
+            last: Cell::new(None),
+        }
     }
 
     /// Adds a range. It must not overlap another, and its descriptor must be
@@ -135,7 +142,7 @@ impl GuestMemory {
         if map.size == 0 {
             return invalid("the range is empty");
         }
-        if self.ranges.len() >= MAX_DMA_MAPS {
+        if self.ranges.len() >= self.most {
             return Err(Errno::NOSPC.into());
         }
         if let Some((start, range)) = self.ranges.range(..end).next_back() {
@@ -449,6 +456,7 @@ impl HostMemory for GuestMemory {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::vfio_user::MAX_DMA_MAPS;
     use rustix::fs::MemfdFlags;
     use std::os::fd::OwnedFd;
 
@@ -472,7 +480,7 @@ mod tests {
     }
 
     fn memory(maps: Vec<DmaMap>) -> GuestMemory {
-        let mut memory = GuestMemory::new();
+        let mut memory = GuestMemory::with_room_for(MAX_DMA_MAPS);
         memory.set_bus_master(true);
         for map in &maps {
             memory.map(map).unwrap();
@@ -603,7 +611,7 @@ mod tests {
 
     #[test]
     fn ranges_are_counted() {
-        let mut memory = GuestMemory::new();
+        let mut memory = GuestMemory::with_room_for(MAX_DMA_MAPS);
         for page in 0..MAX_DMA_MAPS as u64 {
             memory.map(&range(page * PAGE, 1, None)).unwrap();
         }

@@ -4,7 +4,7 @@
 //! Each sender has a queue of its own, of so many bytes, and they are read in turn: one that sends
 //! more than is read loses its own frames and nobody else's, as behind a switch.
 
-use ferrite_engine::memory::{ENOUGH_ROOM, FRAME_OVERHEAD};
+use ferrite_engine::memory::FRAME_OVERHEAD;
 use ferrite_engine::roce::Medium;
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -112,7 +112,8 @@ impl Inbox {
             return 0;
         };
         let room = queue.room();
-        queue.wanted |= room < ENOUGH_ROOM;
+        // Not enough to be woken for, whatever takes what there is meanwhile.
+        queue.wanted |= room <= ROOM / 2;
         room
     }
 

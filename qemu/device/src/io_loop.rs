@@ -100,8 +100,7 @@ struct Link<S> {
 
 impl<S: Read + AsFd> Link<S> {
     fn new(stream: S) -> Self {
-        // A smaller buffer only costs system calls.
-        let _ = rustix::net::sockopt::set_socket_send_buffer_size(&stream, SOCKET_BUFFER);
+        make_room(&stream);
         Self {
             stream,
             reader: Reader::new(),
@@ -731,6 +730,7 @@ impl<'a> IoLoop<'a> {
                 }
             };
             let report = format!("{}\n", self.adapter.report());
+            make_room(&connection);
             // The document fits into a socket's buffer; one that went away does
             // not matter.
             let _ = connection.write_all(report.as_bytes());
@@ -757,6 +757,7 @@ impl<'a> IoLoop<'a> {
                         break;
                     }
                 };
+                make_room(&stream);
                 let token = self.next_client;
                 if self.clients.len() < CLIENT_LIMIT
                     && watch(&self.epoll, &stream, token, EventFlags::IN).is_ok()
@@ -771,6 +772,11 @@ impl<'a> IoLoop<'a> {
             }
         }
     }
+}
+
+/// Has as much sent at once as may be. A smaller buffer only costs system calls, or the end of a long answer.
+fn make_room(socket: impl AsFd) {
+    let _ = rustix::net::sockopt::set_socket_send_buffer_size(socket, SOCKET_BUFFER);
 }
 
 /// Who listens at the other end of a socket, if that is known.

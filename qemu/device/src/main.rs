@@ -231,7 +231,17 @@ fn main() -> ExitCode {
     }
 }
 
+/// Has the kernel give this process as many descriptors as it may have: each vector of each function takes one.
+fn allow_descriptors() {
+    use rustix::process::{getrlimit, setrlimit, Resource};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    // With fewer there are fewer vectors.
+    let _ = setrlimit(Resource::Nofile, limit);
+}
+
 fn run(options: Options) -> Result<(), String> {
+    allow_descriptors();
     let text = |error: std::io::Error| error.to_string();
     let listen = |path: Option<PathBuf>| {
         path.as_deref()
@@ -374,6 +384,7 @@ fn move_frames(
             IoLoop::of_function(&adapter, function, net)?.run_function()
         }));
         function.hang_up();
+        switch_off(function);
         let reason = match result {
             Ok(Ok(())) => return,
             Ok(Err(error)) => error.to_string(),
@@ -385,6 +396,14 @@ fn move_frames(
         .name(format!("function {number}"))
         .spawn(run)?;
     Ok(())
+}
+
+/// Takes a function of several from service: what is left of it neither reaches its guest's memory nor is
+/// in a state that others run into.
+fn switch_off(function: &Function) {
+    if catch_unwind(AssertUnwindSafe(|| function.lock().power_off())).is_err() {
+        log::error!("{BROKEN}");
+    }
 }
 
 /// Serves the virtual machine monitor of a function: one, if it is alone, or one after the other.
@@ -419,6 +438,7 @@ fn serve_all(door: &UnixListener, keeper: Option<&Keeper>, adapter: &Adapter, nu
         }
         if broken || function.is_leaving() {
             function.hang_up();
+            switch_off(function);
         } else {
             function.power_off();
         }

@@ -104,15 +104,23 @@ struct Fields {
 
 impl Fields {
     fn of(frame: &[u8]) -> Option<Self> {
-        let tagged = TAGS.iter().any(|tag| frame.get(12..14) == Some(&tag[..]));
-        let tci = match frame.get(14..16) {
-            Some(&[high, low]) if tagged => u16::from_be_bytes([high, low]),
-            _ => 0,
-        };
+        let (mut at, mut vlan) = (12, 0);
+        // A tag with identifier 0 is there for its priority alone: who takes it off finds what is behind it.
+        while vlan == 0
+            && TAGS
+                .iter()
+                .any(|tag| frame.get(at..at + 2) == Some(&tag[..]))
+        {
+            let Some(&[high, low]) = frame.get(at + 2..at + 4) else {
+                break;
+            };
+            vlan = u16::from_be_bytes([high, low]) & 0xfff;
+            at += 4;
+        }
         Some(Self {
             destination: Mac(*frame.first_chunk()?),
             source: Mac(*frame.get(6..)?.first_chunk()?),
-            vlan: tci & 0xfff,
+            vlan,
         })
     }
 }
@@ -287,6 +295,26 @@ mod tests {
         assert_eq!(sent(0, &[0; 11]), Err(Refusal::Kind));
         let message = ferrite_fabric::shortcut::Message::Revoke(1).to_frame(mac(0));
         assert_eq!(sent(0, &message), Err(Refusal::Kind));
+    }
+
+    #[test]
+    fn a_tag_of_priority_hides_no_vlan() {
+        let tagged = |tags: &[u16]| {
+            let mut frame = frame(ALL, mac(2), None);
+            for (place, tag) in tags.iter().enumerate() {
+                let tag = [0x81, 0, (tag >> 8) as u8, *tag as u8];
+                frame.splice(12 + 4 * place..12 + 4 * place, tag);
+            }
+            frame
+        };
+        assert_eq!(sent(2, &tagged(&[0xe000])), Ok((vec![0, 3], true)));
+        for tags in [&[7][..], &[0, 7], &[0xe000, 0, 7]] {
+            assert_eq!(sent(2, &tagged(tags)), Err(Refusal::Vlan), "{tags:x?}");
+        }
+        assert_eq!(came(&tagged(&[0, 7])), Err(Refusal::Source));
+        let mut cut = tagged(&[0]);
+        cut.truncate(14);
+        assert_eq!(sent(2, &cut), Ok((vec![0, 3], true)));
     }
 
     #[test]

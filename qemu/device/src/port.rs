@@ -17,7 +17,6 @@
 use crate::counters::LinkCounters;
 use crate::inbox::{Given, Inbox};
 use crate::mapping::{Mapping, Refusal};
-use ferrite_engine::memory::ENOUGH_ROOM;
 use ferrite_engine::roce::Medium;
 use ferrite_fabric::framing::{BadLength, Reader, Writer};
 use ferrite_fabric::shortcut::{is_message, Message};
@@ -254,7 +253,12 @@ impl Port {
 
     /// Puts a frame of a function's on the uplink; `false` if it is lost.
     pub fn send(&self, function: usize, frame: &[u8]) -> bool {
-        let most = UPLINK_QUEUE / self.mapping.rows().len();
+        // Who has more of the queue has more of the wire.
+        let most = if self.is_alone() {
+            UPLINK_QUEUE
+        } else {
+            UPLINK_ROOM
+        };
         self.line().push(function, frame, most)
     }
 
@@ -272,7 +276,8 @@ impl Port {
         };
         share.settle(position);
         let room = UPLINK_ROOM.saturating_sub(share.bytes);
-        share.wanted |= room < ENOUGH_ROOM;
+        // Not enough to be woken for, whatever takes what there is meanwhile.
+        share.wanted |= room <= UPLINK_ROOM / 2;
         room
     }
 

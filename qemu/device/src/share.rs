@@ -12,6 +12,24 @@ use std::os::fd::AsFd;
 pub const ADVICE: &str = "the VM's memory is not shared with the device; start QEMU with \
      -object memory-backend-memfd,id=mem,size=SIZE,share=on -machine ...,memory-backend=mem";
 
+/// The same where other VMs have the device process, too.
+pub const SEAL_ADVICE: &str =
+    "the VM's memory may shrink under the device, which would end it for \
+     other VMs, too: only files that are sealed against that are taken, as those of QEMU's \
+     memory-backend-memfd are";
+
+/// Whether the file of `fd` is memory that cannot become less, or that of a file system that need not
+/// answer: what is mapped of it is there whenever it is accessed.
+pub fn is_sealed(fd: impl AsFd) -> bool {
+    // Files of other kinds have no seals, and those of huge pages may lack pages at any time.
+    let seals = rustix::fs::fcntl_get_seals(&fd);
+    let huge = rustix::fs::fstatfs(&fd).is_ok_and(|of| of.f_type as u64 == HUGETLBFS_MAGIC);
+    !huge && seals.is_ok_and(|seals| seals.contains(rustix::fs::SealFlags::SHRINK))
+}
+
+/// `linux/magic.h`.
+const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
+
 /// True if process `pid` maps the file of `fd`, and only privately. False if
 /// it cannot be told.
 pub fn is_private(pid: rustix::process::Pid, fd: impl AsFd) -> bool {
@@ -73,6 +91,18 @@ mod tests {
         assert!(!only_private(MAPS, (0, 2), 77));
         assert!(!only_private("", (0, 1), 77));
         assert!(!only_private("garbage\n-\n", (0, 1), 77));
+    }
+
+    #[test]
+    fn what_may_shrink_is_not_sealed() {
+        use rustix::fs::{fcntl_add_seals, memfd_create, MemfdFlags, SealFlags};
+        let may = memfd_create("may", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        assert!(!is_sealed(&may));
+        fcntl_add_seals(&may, SealFlags::GROW).unwrap();
+        assert!(!is_sealed(&may));
+        fcntl_add_seals(&may, SealFlags::SHRINK).unwrap();
+        assert!(is_sealed(&may));
+        assert!(!is_sealed(std::fs::File::open("/proc/self/exe").unwrap()));
     }
 
     #[test]

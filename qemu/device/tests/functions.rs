@@ -9,6 +9,7 @@ mod common;
 use common::{until, DEADLINE};
 use ferrite_abi::*;
 use ferrite_conformance::host::{Connection, Host, OWN_GID, OWN_GID6, PEER_GID, PEER_GID6};
+use ferrite_conformance::memory::Memory;
 use ferrite_conformance::outcome::watch;
 use ferrite_conformance::rings::{Cq, Qp, Region};
 use ferrite_conformance::transport::Device;
@@ -547,6 +548,44 @@ fn a_hostile_guest_reaches_nothing_of_another() {
         Some(DeviceState::Running)
     );
     b.nop().unwrap();
+}
+
+#[test]
+fn memory_that_may_shrink_is_taken_of_nobody() {
+    let process = Process::start("shrink", &["", ""], None);
+    let (mut device_a, mut device_b) = (process.device(0), process.device(1));
+    let mut b = host(&mut device_b, 1);
+    // Behind its end an access would be a signal to the process, which is the other's, too.
+    let memory = Memory::that_may_shrink(0, 1 << 20).unwrap();
+    assert!(device_a.map(&memory).is_err());
+    b.nop().unwrap();
+    // Who has the right kind may come.
+    drop(device_a);
+    let mut device_a = process.device(0);
+    host(&mut device_a, 0).nop().unwrap();
+    b.nop().unwrap();
+}
+
+#[test]
+fn who_comes_next_reads_nothing_of_what_was_counted() {
+    let process = Process::start("counted", &["", ""], None);
+    let mut device_a = process.device(0);
+    let mut a = host(&mut device_a, 0);
+    let mut seen = Vec::new();
+    for _ in 0..2 {
+        let mut device_b = process.device(1);
+        let mut b = host(&mut device_b, 1);
+        let first = b.counters().unwrap();
+        let (mut of_a, of_b) = connected(&mut a, &mut b);
+        write(&mut a, &mut of_a, &b, &of_b, 7, 64);
+        assert_ne!(b.counters().unwrap(), first, "it counts");
+        seen.push(first);
+        a.move_qp(of_a.qp.qpn, QueuePairStateCode::Reset).unwrap();
+        drop(b);
+        drop(device_b);
+        until(|| process.counters()["functions"][1]["guest_memory_bytes"] == 0);
+    }
+    assert_eq!(seen[0], seen[1]);
 }
 
 #[test]

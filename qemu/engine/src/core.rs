@@ -759,6 +759,12 @@ impl Core {
         self.now = now;
     }
 
+    /// Counts from zero.
+    pub(crate) fn forget_counters(&mut self) {
+        self.counters = Counters::default();
+        self.network.forget_counters();
+    }
+
     /// True between `CONTROL_ENABLE` and a reset or fatal error.
     pub fn is_running(&self) -> bool {
         self.state == DeviceState::Running

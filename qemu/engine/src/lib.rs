@@ -305,6 +305,12 @@ impl Engine {
         self.boot = 0;
     }
 
+    /// Back to the state after power-on for another host, which reads nothing of what the one before had counted.
+    pub fn power_off(&mut self) {
+        self.reset();
+        self.core.forget_counters();
+    }
+
     /// Tells of the state of the Ethernet link.
     pub fn set_link(&mut self, up: bool, now: u64, host: &mut dyn Host) {
         self.core.now = now;

@@ -173,6 +173,11 @@ impl Network {
         self.counters = counters;
     }
 
+    /// Counts from zero.
+    pub(crate) fn forget_counters(&mut self) {
+        self.counters = ChannelCounters::default();
+    }
+
     /// Bytes that frames of the interface may have behind their headers.
     pub(crate) fn mtu(&self) -> usize {
         self.interface.mtu
