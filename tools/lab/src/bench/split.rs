@@ -409,8 +409,14 @@ pub fn count_round(machines: &Machines, run: &mut Run) -> Result<()> {
                 continue;
             }
             let mut add = |what: &str, few: u64, many: u64| {
-                let value = many.saturating_sub(few) as f64 / frames;
                 let test = format!("{name}_{what}");
+                let Some(more) = many.checked_sub(few) else {
+                    // What else the machine did was more than what the frames took.
+                    let less = anyhow::anyhow!("{few} with few frames, {many} with many");
+                    run.miss(&format!("split counts: {} {test}", driver.name()), &less);
+                    return;
+                };
+                let value = more as f64 / frames;
                 run.results
                     .add(driver, &test, (size, 1), ("/frame", false), value);
             };
