@@ -24,6 +24,7 @@ use ferrite_engine::tpt::MAX_TAGS;
 use ferrite_engine::{Config, Misbehaviour, Personality};
 use ferrite_fabric::connection::owner;
 use ferrite_fabric::console;
+use ferrite_fabric::descriptors::allow_descriptors;
 use ferrite_fabric::socket::Listener;
 use ferrite_fabric::switch::Mac;
 use rustix::net::{recv, RecvFlags};
@@ -231,16 +232,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Has the kernel give this process as many descriptors as it may have: each vector of each function takes one.
-fn allow_descriptors() {
-    use rustix::process::{getrlimit, setrlimit, Resource};
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    // With fewer there are fewer vectors.
-    let _ = setrlimit(Resource::Nofile, limit);
-}
-
 fn run(options: Options) -> Result<(), String> {
+    // Each vector of each function takes one; with fewer there are fewer.
     allow_descriptors();
     let text = |error: std::io::Error| error.to_string();
     let listen = |path: Option<PathBuf>| {

@@ -154,6 +154,19 @@ pub fn are_refused(socket: impl AsFd) -> bool {
     result == 0 && taken == 0
 }
 
+/// Has the kernel give this process as many descriptors as it may have, and says how many.
+pub fn allow_descriptors() -> usize {
+    use rustix::process::{getrlimit, setrlimit, Resource};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    // Who gets no more has those that there are.
+    let _ = setrlimit(Resource::Nofile, limit);
+    let limit = getrlimit(Resource::Nofile).current;
+    limit.map_or(usize::MAX, |limit| {
+        usize::try_from(limit).unwrap_or(usize::MAX)
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -6,6 +6,7 @@ use ferrite_fabric::closer;
 use ferrite_fabric::connection::{overflow_user, Connection, Owner};
 use ferrite_fabric::console;
 use ferrite_fabric::control::Request;
+use ferrite_fabric::descriptors::allow_descriptors;
 use ferrite_fabric::fault::{is_roce, Faults, Scope};
 use ferrite_fabric::framing::{Reader, STARVED};
 use ferrite_fabric::outbox::{Outbox, Unread};
@@ -684,6 +685,7 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     if let Some(path) = &options.pcap {
         ports.capture_to(path)?;
     }
+    // A port takes one, and a shortcut another.
     let descriptors = allow_descriptors();
     // The others are for ports, whatever becomes of shortcuts.
     ports.shortcut_fds = descriptors / 4;
@@ -963,20 +965,6 @@ impl Crowd {
         }
         self.0 = (queue != Queue::Empty).then_some((now, queue));
     }
-}
-
-/// Has the kernel give this process as many descriptors as it may have, and says
-/// how many: a port takes one, and a shortcut another.
-fn allow_descriptors() -> usize {
-    use rustix::process::{getrlimit, setrlimit, Resource};
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    // With fewer there are fewer ports.
-    let _ = setrlimit(Resource::Nofile, limit);
-    let limit = getrlimit(Resource::Nofile).current;
-    limit.map_or(usize::MAX, |limit| {
-        usize::try_from(limit).unwrap_or(usize::MAX)
-    })
 }
 
 /// Ports that are there, by users, and those that are left for some.

@@ -4,10 +4,11 @@
 //! any command about them, and a wire that brings any frame. The device stands and comes to rest,
 //! writes nothing that it was not given, and sends no frame that is longer than the MTU.
 
+use crate::guard::Guards;
 use crate::Input;
 use ferrite_abi::*;
 use ferrite_engine::testing::{Node, Unsteady};
-use ferrite_engine::{HostMemory, Personality, ETHERNET_FEATURES, FEATURES};
+use ferrite_engine::{Personality, ETHERNET_FEATURES, FEATURES};
 
 /// Steps of one input.
 const STEPS: usize = 64;
@@ -26,7 +27,6 @@ const NOWHERE: u64 = 1 << 60;
 /// Header and two tags, the second of which is inserted.
 pub(crate) const MOST_HEADER: usize = 22;
 const PEER: [u8; 6] = [2, 0xfe, 0, 0, 0, 9];
-const GUARD: u8 = 0xa5;
 
 /// A frame, to a device with this address or to others, that is right but for what the input makes of it.
 pub(crate) fn frame(input: &mut Input<'_>, own: [u8; 6]) -> Vec<u8> {
@@ -68,8 +68,7 @@ struct Machine {
     /// Where the rings of each channel are.
     rings: Vec<u64>,
     data: u64,
-    /// Pages of nobody, between all others.
-    guards: Vec<u64>,
+    guards: Guards,
 }
 
 impl Machine {
@@ -80,21 +79,15 @@ impl Machine {
         node.boot_with(FEATURES | ETHERNET_FEATURES);
         node.create_eq(EQ_ASYNC, 1);
         node.create_eq(EQ_FIRST_HANDLER, 2);
-        let mut guards = Vec::new();
-        let mut guard = |node: &mut Node| {
-            let at = node.allocate(0x1000);
-            let page = [GUARD; 0x1000];
-            node.host.memory.write(at, &page).expect("test memory");
-            guards.push(at);
-        };
+        let mut guards = Guards::default();
         let mut rings = Vec::new();
         for _ in 0..CHANNELS {
-            guard(&mut node);
+            guards.add(&mut node);
             rings.push(node.allocate(BUFFER));
         }
-        guard(&mut node);
+        guards.add(&mut node);
         let data = node.allocate(DATA);
-        guard(&mut node);
+        guards.add(&mut node);
         let mut machine = Self {
             node,
             rings,
@@ -329,12 +322,7 @@ pub fn channels(data: &[u8]) {
     }
     machine.poll();
     machine.node.host.unsteady.replace(None);
-    for &at in &machine.guards {
-        let mut page = [0; 0x1000];
-        let read = machine.node.host.memory.read(at, &mut page);
-        read.expect("test memory");
-        assert!(page.iter().all(|&byte| byte == GUARD), "written at {at:#x}");
-    }
+    machine.guards.check(&machine.node);
     // Whatever was said, only what it was said of has stopped.
     assert!(machine.node.engine.is_running(), "the device has stopped");
     for channel in 0..CHANNELS {

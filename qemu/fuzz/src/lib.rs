@@ -16,6 +16,7 @@ mod channels;
 mod control;
 pub mod driver;
 mod frames;
+mod guard;
 mod guest;
 mod input;
 mod lists;

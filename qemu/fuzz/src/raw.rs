@@ -5,10 +5,11 @@
 //! writes where a receive was posted and nowhere else, and what is its own does not leave.
 
 use crate::channels::{frame, MOST_FRAMES, MOST_HEADER};
+use crate::guard::{Guards, GUARD};
 use crate::Input;
 use ferrite_abi::*;
 use ferrite_engine::testing::{Node, QpOptions, Region, SendWork, Unsteady};
-use ferrite_engine::{HostMemory, Personality, ETHERNET_FEATURES, FEATURES};
+use ferrite_engine::{Personality, ETHERNET_FEATURES, FEATURES};
 
 /// Steps of one input.
 const STEPS: usize = 64;
@@ -19,7 +20,6 @@ const OTHER: u32 = 9;
 const OUT: u64 = 0x4000;
 const PLACE: u64 = 0x800;
 const PLACES: u64 = 16;
-const GUARD: u8 = 0xa5;
 
 struct Machine {
     node: Node,
@@ -27,8 +27,7 @@ struct Machine {
     into: Region,
     /// What each place was given for.
     posted: [bool; PLACES as usize],
-    /// Pages of nobody, between all others.
-    guards: Vec<u64>,
+    guards: Guards,
 }
 
 fn options(qpn: u32) -> QpOptions {
@@ -73,18 +72,12 @@ impl Machine {
                 ..SetInterface::zeroed()
             });
         }
-        let mut guards = Vec::new();
-        let mut guard = |node: &mut Node| {
-            let at = node.allocate(0x1000);
-            let page = [GUARD; 0x1000];
-            node.host.memory.write(at, &page).expect("test memory");
-            guards.push(at);
-        };
-        guard(&mut node);
+        let mut guards = Guards::default();
+        guards.add(&mut node);
         let from = node.register(Tag::new(5, 1).0, 1, ACCESS_LOCAL_WRITE, OUT);
-        guard(&mut node);
+        guards.add(&mut node);
         let into = node.register(Tag::new(6, 1).0, 1, ACCESS_LOCAL_WRITE, PLACE * PLACES);
-        guard(&mut node);
+        guards.add(&mut node);
         node.fill(&into, 0, &[GUARD; (PLACE * PLACES) as usize]);
         let mut machine = Self {
             node,
@@ -270,12 +263,7 @@ pub fn raw(data: &[u8]) {
     machine.poll();
     machine.node.host.unsteady.replace(None);
     let node = &machine.node;
-    for &at in &machine.guards {
-        let mut page = [0; 0x1000];
-        let read = node.host.memory.read(at, &mut page);
-        read.expect("test memory");
-        assert!(page.iter().all(|&byte| byte == GUARD), "written at {at:#x}");
-    }
+    machine.guards.check(node);
     for (place, _) in machine
         .posted
         .iter()
