@@ -19,6 +19,7 @@ pub mod memcg;
 pub mod memory;
 pub mod module_string;
 pub mod pci;
+pub mod print;
 pub mod random;
 pub mod ratelimit;
 pub mod rcu;

@@ -374,7 +374,7 @@ unsafe extern "C" fn get_link_ksettings<D: EthtoolOps>(
 ///
 /// `tunable` must be valid.
 unsafe fn is_tx_copybreak(tunable: *const bindings::ethtool_tunable) -> bool {
-    // SAFETY: The caller vouches for it.
+    // SAFETY: The caller vouches for `tunable`, of which three fields are copied.
     let (id, kind, len) = unsafe { ((*tunable).id, (*tunable).type_id, (*tunable).len) };
     id == bindings::tunable_id_ETHTOOL_TX_COPYBREAK
         && kind == bindings::tunable_type_id_ETHTOOL_TUNABLE_U32
@@ -392,7 +392,7 @@ unsafe extern "C" fn get_tunable<D: EthtoolOps>(
     // SAFETY: The caller vouches for the device, and that RTNL is held.
     let (device, rtnl) = unsafe { Device::<D>::under_rtnl(dev) };
     from_result(|| {
-        // SAFETY: The caller vouches for it.
+        // SAFETY: The core gives operations a tunable that is valid while they run.
         if !unsafe { is_tx_copybreak(tunable) } {
             return Err(eopnotsupp());
         }
@@ -414,7 +414,7 @@ unsafe extern "C" fn set_tunable<D: EthtoolOps>(
     // SAFETY: The caller vouches for the device, and that RTNL is held.
     let (device, rtnl) = unsafe { Device::<D>::under_rtnl(dev) };
     from_result(|| {
-        // SAFETY: The caller vouches for it.
+        // SAFETY: The core gives operations a tunable that is valid while they run.
         if !unsafe { is_tx_copybreak(tunable) } {
             return Err(eopnotsupp());
         }

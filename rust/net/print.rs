@@ -6,20 +6,10 @@
 
 use super::{Device, Driver};
 use crate::bindings;
+pub use crate::kernel_ext::print::Level;
 use core::ptr;
 use kernel::fmt;
 use kernel::prelude::*;
-
-/// How much something matters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Level {
-    /// Something failed.
-    Error,
-    /// Something is not as it should be.
-    Warning,
-    /// Nothing is wrong.
-    Info,
-}
 
 impl<D: Driver> Device<D> {
     /// Prints a message about it, see [`netdev_err`], [`netdev_warn`] and [`netdev_info`].
@@ -40,7 +30,7 @@ impl<D: Driver> Device<D> {
 #[macro_export]
 macro_rules! netdev_err {
     ($dev:expr, $($message:tt)*) => {
-        $dev.printk($crate::net::Level::Error, kernel::prelude::fmt!($($message)*))
+        $dev.printk($crate::net::Level::Error, ::kernel::prelude::fmt!($($message)*))
     };
 }
 pub use netdev_err;
@@ -49,7 +39,7 @@ pub use netdev_err;
 #[macro_export]
 macro_rules! netdev_warn {
     ($dev:expr, $($message:tt)*) => {
-        $dev.printk($crate::net::Level::Warning, kernel::prelude::fmt!($($message)*))
+        $dev.printk($crate::net::Level::Warning, ::kernel::prelude::fmt!($($message)*))
     };
 }
 pub use netdev_warn;
@@ -58,7 +48,7 @@ pub use netdev_warn;
 #[macro_export]
 macro_rules! netdev_info {
     ($dev:expr, $($message:tt)*) => {
-        $dev.printk($crate::net::Level::Info, kernel::prelude::fmt!($($message)*))
+        $dev.printk($crate::net::Level::Info, ::kernel::prelude::fmt!($($message)*))
     };
 }
 pub use netdev_info;

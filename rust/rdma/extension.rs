@@ -11,7 +11,7 @@
 //!
 //! [`DeviceAttr::driver_caps`]: super::DeviceAttr::driver_caps
 
-use super::{device::CAPS_OF_CORE, Access, QpCreateFlags};
+use super::{device::attributes::CAPS_OF_CORE, Access, QpCreateFlags};
 use crate::bindings;
 use crate::kernel_ext::errno::eopnotsupp;
 use kernel::prelude::*;

@@ -4,7 +4,7 @@
 
 use super::{Device, Driver, GidOps, Ops};
 use crate::bindings;
-use core::marker::PhantomData;
+pub use crate::kernel_ext::rtnl::Rtnl;
 use core::ptr::{self, NonNull};
 use kernel::device;
 use kernel::error::from_err_ptr;
@@ -206,30 +206,6 @@ pub(super) struct PortPairing<D: Driver> {
     event: fn(&Device<D>, u32, &Netdev, NetdevEvent),
 }
 
-/// RTNL is held: interfaces neither come nor go, nor change their namespace.
-pub struct Rtnl(PhantomData<*mut ()>);
-
-impl Rtnl {
-    /// Runs `f` with RTNL held. Sleeps.
-    pub(super) fn with<R>(f: impl FnOnce(&Self) -> R) -> R {
-        // SAFETY: `rtnl_lock` may be called by any task that does not hold the lock. No caller of this does:
-        // it is called where a device is registered, unregistered or enabled (`enable_driver`, which the core
-        // calls with its own locks only), not in notifiers.
-        unsafe { bindings::rtnl_lock() };
-        let result = f(&Self(PhantomData));
-        // SAFETY: This task took the lock above.
-        unsafe { bindings::rtnl_unlock() };
-        result
-    }
-
-    /// # Safety
-    ///
-    /// The current task must hold RTNL for as long as the result exists.
-    pub(super) unsafe fn assume_held() -> Self {
-        Self(PhantomData)
-    }
-}
-
 c_enum! {
     /// What happened to a network interface.
     pub enum NetdevEvent {
@@ -381,12 +357,12 @@ impl<D: Driver> Device<D> {
 /// # Invariants
 ///
 /// `port` is one of the device's, and the core has made its GID table.
-pub(super) struct GidTable<'a, D: Driver> {
+pub(super) struct PortGids<'a, D: Driver> {
     dev: &'a Device<D>,
     port: u32,
 }
 
-impl<'a, D: Driver> GidTable<'a, D> {
+impl<'a, D: Driver> PortGids<'a, D> {
     /// # Safety
     ///
     /// The device must be registered, or being enabled, and `port` one of its ports.
@@ -489,7 +465,7 @@ impl<'a, D: Driver> Enabling<'a, D> {
     fn follow_by(&self, port: u32) {
         let dev = self.0;
         // SAFETY: By the type invariant the device is being enabled; the port is one of its ports.
-        let gids = unsafe { GidTable::assume_there(dev, port) };
+        let gids = unsafe { PortGids::assume_there(dev, port) };
         let moved = Rtnl::with(|rtnl| {
             let paired = dev.netdev(port);
             if paired
@@ -566,7 +542,7 @@ impl<D: Driver> WorkItem for GidScan<D> {
         for port in dev.ports() {
             // A worker does not hold RTNL, which this takes.
             // SAFETY: By the type invariant the device is registered; the port is one of its ports.
-            unsafe { GidTable::assume_there(dev, port) }.rescan();
+            unsafe { PortGids::assume_there(dev, port) }.rescan();
         }
     }
 }

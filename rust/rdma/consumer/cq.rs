@@ -4,6 +4,7 @@
 
 use super::Lease;
 use crate::bindings;
+use crate::ibdev_err;
 use core::ptr::{self, NonNull};
 use kernel::error::from_err_ptr;
 use kernel::prelude::*;
@@ -149,8 +150,10 @@ impl Drop for Cq {
         // reference to the queue, or is a queue pair that nobody could destroy.
         if unsafe { super::is_used(&raw mut (*self.raw.as_ptr()).usecnt) } {
             // A driver has refused to destroy a queue pair: the core polls on, and keeps the queue.
-            let message = fmt!("a completion queue is still used, and stays with its device\n");
-            self.lease.print_error(message);
+            ibdev_err!(
+                self.lease,
+                "a completion queue is still used, and stays with its device\n"
+            );
             self.graveyard.leak();
             core::mem::forget(self.lease.clone());
             return;

@@ -26,11 +26,13 @@ pub use cq::*;
 pub use memory::*;
 pub use qp::*;
 
+use super::print::{print, Level};
 use super::ulp::Device;
 use crate::bindings;
+use crate::ibdev_err;
 use crate::kernel_ext::completion::Completion;
 use core::marker::PhantomData;
-use core::ptr::{self, NonNull};
+use core::ptr::NonNull;
 use kernel::error::{from_err_ptr, from_result, to_result};
 use kernel::fmt;
 use kernel::prelude::*;
@@ -313,17 +315,11 @@ impl Lease {
         self.tenancy().device
     }
 
-    /// Prints an error about the device.
-    fn print_error(&self, message: fmt::Arguments<'_>) {
-        // SAFETY: The device is registered for as long as there is a lease. `%pA` takes a pointer to `fmt::Arguments`,
-        // which the last argument is.
-        unsafe {
-            bindings::ibdev_err(
-                self.raw_device(),
-                c"%pA".as_char_ptr(),
-                ptr::from_ref(&message).cast::<c_void>(),
-            )
-        };
+    /// Prints a message about the device, see [`ibdev_err`].
+    #[cold]
+    pub fn printk(&self, level: Level, message: fmt::Arguments<'_>) {
+        // SAFETY: The device is registered for as long as there is a lease.
+        unsafe { print(self.raw_device(), level, message) };
     }
 
     /// Who has it.
@@ -426,8 +422,10 @@ impl Drop for Pd {
         // SAFETY: By the type invariant the domain is ours, and so valid.
         if unsafe { is_used(&raw mut (*self.raw.as_ptr()).usecnt) } {
             // A driver has refused to destroy what was made in it: that lives on, and needs it.
-            let message = fmt!("a protection domain is still used, and stays with its device\n");
-            self.lease.print_error(message);
+            ibdev_err!(
+                self.lease,
+                "a protection domain is still used, and stays with its device\n"
+            );
             core::mem::forget(self.lease.clone());
             return;
         }

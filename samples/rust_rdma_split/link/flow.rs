@@ -2,18 +2,19 @@
 
 //! Messages and frames: what is posted, and what comes of it.
 
+mod receive;
+mod send;
+
 use super::statistics::Traffic;
 use super::steps::{Events, News};
 use super::stock::Stock;
-use super::{Frame, Gather, Owner, Place, Shared, CONFIG_MAX, MORE_POOLS, POOLS};
-use crate::kernel_ext::errno::enotconn;
+use super::{Owner, Shared, CONFIG_MAX, MORE_POOLS, POOLS};
 use crate::protocol::{
-    Element, Endpoint, Event, Handle, Misuse, Operation, PoolOffer, Status, Token, Transfer,
-    Unsent, Variant, CONTROL_MAX, DATA_HEADER,
+    Element, Endpoint, Handle, Operation, PoolOffer, Status, Token, Transfer, Unsent, CONTROL_MAX,
+    DATA_HEADER,
 };
 use crate::rdma::consumer::{self, Chunk, Done, Keep, Region, RequestMemory, Unposted, User};
-use crate::rdma::ulp::Outcome;
-use crate::rdma::{Remote, WcOpcode};
+use crate::rdma::Remote;
 use crate::rdma_cm::{Connected, Id};
 use kernel::prelude::*;
 use kernel::sync::Arc;
@@ -97,14 +98,6 @@ pub(super) struct Reply {
     pub(super) status: Status,
     pub(super) data: [u8; CONFIG_MAX],
     pub(super) length: usize,
-}
-
-/// `data`, which are checked to be no more than there is room for.
-fn own(data: &[u8]) -> ([u8; CONFIG_MAX], usize) {
-    let mut room = [0; CONFIG_MAX];
-    let length = data.len().min(CONFIG_MAX);
-    room[..length].copy_from_slice(&data[..length]);
-    (room, length)
 }
 
 /// What is behind the lock of a link.
@@ -285,23 +278,6 @@ impl<O: Owner> Live<O> {
     }
 }
 
-/// Where a connection is whose peer wants more pools.
-#[derive(Clone, Copy)]
-struct Standing {
-    is_up: bool,
-    is_ending: bool,
-    /// Pools that it has got because it asked for more.
-    added: Option<usize>,
-}
-
-impl Standing {
-    /// Whether there may be one more. A pool is registered on the data channel, which takes that only when it is connected;
-    /// who asks too early asks again when it is told of the first pools.
-    fn allows_more(self) -> bool {
-        self.is_up && !self.is_ending && self.added.is_some_and(|added| added < MORE_POOLS)
-    }
-}
-
 /// Who uses the queue pairs of one connection.
 pub(super) struct Channel<O: Owner> {
     pub(super) shared: Arc<Shared<O>>,
@@ -427,238 +403,6 @@ impl<O: Owner> Channel<O> {
             shared.wake();
         }
     }
-
-    fn control_in(&self, memory: RequestMemory, outcome: &Outcome) {
-        let shared = &self.shared;
-        let Some(chunk) = memory.into_chunk() else {
-            return;
-        };
-        let (mut wakes, mut ends_batch, mut has_frames) = (false, false, false);
-        let mut guard = shared.state.lock();
-        let state = &mut *guard;
-        if state.epoch != self.epoch {
-            drop(guard);
-            return;
-        }
-        shared.traffic.control_received.add();
-        let bytes = chunk.get(..outcome.byte_len as usize).unwrap_or(&[]);
-        match state.endpoint.receive_control(bytes) {
-            Ok(Event::Nothing) => {}
-            Ok(Event::Wanted { element_size, .. }) => {
-                let standing = Standing {
-                    is_up: state.is_up,
-                    is_ending: state.is_ending,
-                    added: state.live.as_ref().map(|live| live.added),
-                };
-                if standing.allows_more() && shared.options.more(element_size).is_some() {
-                    state.wanted = Some(element_size);
-                    wakes = true;
-                }
-            }
-            Ok(Event::Elements) => ends_batch = state.may_write(),
-            Ok(Event::Frames) => has_frames = true,
-            // Somebody may wait for the end of all pools.
-            Ok(Event::Flush) => wakes = true,
-            Ok(Event::Request(operation, data)) => {
-                let (data, length) = own(data);
-                state.question = Some(Question {
-                    operation,
-                    data,
-                    length,
-                });
-                wakes = true;
-            }
-            Ok(Event::Reply(_, status, data)) => {
-                let (data, length) = own(data);
-                state.reply = Some(Reply {
-                    status,
-                    data,
-                    length,
-                });
-                shared.answered.complete();
-            }
-            Err(_) => state.fail(Fault::Peer),
-        }
-        let posted = match &state.live {
-            Some(live) => live.control.recv(chunk, Tag::ControlIn),
-            None => Ok(()),
-        };
-        if posted.is_err() {
-            state.fail(Fault::Lost);
-        }
-        state.pump(&shared.traffic);
-        wakes |= state.fault.is_some();
-        drop(guard);
-        drop(posted);
-        if has_frames {
-            self.arrivals();
-        }
-        if ends_batch {
-            self.end_batch();
-        }
-        if wakes {
-            shared.wake();
-        }
-    }
-
-    /// Posts a receive of the data channel again.
-    fn receive_again(state: &mut State<O>, chunk: Chunk) {
-        let posted = match &state.live {
-            Some(Live {
-                data: Some(data), ..
-            }) => data.recv(chunk, Tag::DataIn).is_ok(),
-            _ => true,
-        };
-        if !posted {
-            state.fail(Fault::Lost);
-        }
-    }
-
-    fn data_in(&self, memory: RequestMemory, outcome: &Outcome) {
-        let shared = &self.shared;
-        let Some(chunk) = memory.into_chunk() else {
-            return;
-        };
-        let mut guard = shared.state.lock();
-        let state = &mut *guard;
-        if state.epoch != self.epoch {
-            drop(guard);
-            return;
-        }
-        shared.traffic.data_received.add();
-        if let Some(bits) = outcome.imm_data {
-            // Those of a message tell of no write: what is in the element is old.
-            let result = match outcome.opcode {
-                Some(WcOpcode::RecvRdmaWithImm) => state
-                    .endpoint
-                    .receive_immediate(bits, outcome.byte_len)
-                    .map_err(drop),
-                _ => Err(()),
-            };
-            // Before its element is given back, so that the peer never has more of these than there are receives.
-            Self::receive_again(state, chunk);
-            if result.is_err() {
-                state.fail(Fault::Peer);
-            }
-            let wakes = state.fault.is_some();
-            drop(guard);
-            if result.is_ok() {
-                self.arrivals();
-            }
-            if wakes {
-                shared.wake();
-            }
-            return;
-        }
-        let bytes = chunk.get(..outcome.byte_len as usize).unwrap_or(&[]);
-        let handle = match state.endpoint.receive_data(bytes) {
-            Ok(Some(delivery)) => {
-                let owner = state.owner.clone();
-                drop(guard);
-                if let Some(owner) = owner {
-                    owner.frame(Frame {
-                        place: Place::Own(delivery.frame),
-                        length: delivery.frame.len(),
-                    });
-                }
-                guard = shared.state.lock();
-                guard.has_frames = true;
-                Some(delivery.handle)
-            }
-            Ok(None) => None,
-            Err(_) => {
-                state.fail(Fault::Peer);
-                None
-            }
-        };
-        let state = &mut *guard;
-        if state.epoch == self.epoch {
-            Self::receive_again(state, chunk);
-        }
-        if let Some(handle) = handle {
-            // Also where the connection has ended since: the pool is this side's.
-            let _ = state.endpoint.release(handle);
-        }
-        let wakes = state.fault.is_some();
-        drop(guard);
-        self.end_batch();
-        if wakes {
-            shared.wake();
-        }
-    }
-
-    /// Frames have arrived in elements.
-    fn arrivals(&self) {
-        let shared = &self.shared;
-        let mut used = None;
-        loop {
-            let mut guard = shared.state.lock();
-            let state = &mut *guard;
-            if let Some(handle) = used.take() {
-                let _ = state.endpoint.release(handle);
-                state.has_frames = true;
-            }
-            // Where the connection has ended, what is left is taken by who ends it.
-            if state.epoch != self.epoch {
-                break;
-            }
-            if shared.options.variant == Variant::Pull {
-                state.read(&shared.traffic);
-                break;
-            }
-            let Some(live) = &state.live else {
-                break;
-            };
-            let Some(arrival) = state.endpoint.next_arrival() else {
-                break;
-            };
-            let is_it = |pool: &&OwnPool| pool.offer.index == arrival.pool.index;
-            let region = live.pools.iter().find(is_it);
-            let region = region.and_then(|pool| pool.region.clone());
-            let owner = state.owner.clone();
-            drop(guard);
-            if let (Some(region), Some(owner)) = (region, owner) {
-                owner.frame(Frame {
-                    place: Place::Shared(&region, arrival.offset() as usize),
-                    length: arrival.length as usize,
-                });
-            }
-            used = Some(arrival.handle);
-        }
-        self.end_batch();
-    }
-
-    /// Pull: a frame was read.
-    fn was_read(&self, memory: RequestMemory, handle: Handle, length: usize) {
-        let shared = &self.shared;
-        let owner = shared.state.lock().owner.clone();
-        if let (RequestMemory::Chunk(chunk), Some(owner)) = (&memory, owner) {
-            if let Some(frame) = chunk.get(..length) {
-                owner.frame(Frame {
-                    place: Place::Own(frame),
-                    length,
-                });
-            }
-        }
-        let mut guard = shared.state.lock();
-        let state = &mut *guard;
-        state.has_frames = true;
-        if state.epoch != self.epoch {
-            drop(guard);
-            return;
-        }
-        let _ = state.endpoint.release(handle);
-        if let Some(live) = &mut state.live {
-            live.put_read(memory);
-        }
-        state.read(&shared.traffic);
-        let wakes = state.fault.is_some();
-        drop(guard);
-        self.end_batch();
-        if wakes {
-            shared.wake();
-        }
-    }
 }
 
 impl<O: Owner> Shared<O> {
@@ -689,227 +433,6 @@ impl<O: Owner> Shared<O> {
         if wakes {
             self.wake();
         }
-    }
-
-    pub(super) fn can_send(self: &Arc<Self>, length: usize) -> core::result::Result<(), Unsent> {
-        let size = u32::try_from(length).map_err(|_| Unsent::TooLarge)?;
-        let mut guard = self.state.lock();
-        let state = &mut *guard;
-        let has_room = match &state.live {
-            Some(live) if state.is_up => match DATA_HEADER + length {
-                length if live.rooms.has(length) => Ok(()),
-                length if live.rooms.fits(length) => Err(Unsent::NoElement),
-                _ => Err(Unsent::TooLarge),
-            },
-            _ => Err(Unsent::Closed),
-        };
-        let can = has_room.and_then(|()| state.endpoint.can_send(size));
-        state.is_starved |= can.is_err();
-        if has_room.is_ok() && can == Err(Unsent::NoElement) {
-            state.endpoint.want(size);
-            state.pump(&self.traffic);
-        }
-        let wakes = state.fault.is_some();
-        drop(guard);
-        if wakes {
-            self.wake();
-        }
-        can
-    }
-
-    /// A frame that cannot be sent since there is no connection, or none yet.
-    fn refuse(&self, state: &mut State<O>, length: u32) -> Unsent {
-        if state.endpoint.is_running() {
-            self.traffic.dropped_error.add();
-        } else {
-            // Counts it.
-            let _ = state.endpoint.send(length);
-        }
-        state.is_starved = true;
-        Unsent::Closed
-    }
-
-    pub(super) fn send<G: Gather + ?Sized>(
-        self: &Arc<Self>,
-        frame: &G,
-    ) -> core::result::Result<(), Unsent> {
-        let length = u32::try_from(frame.len()).map_err(|_| Unsent::TooLarge)?;
-        if self.options.variant == Variant::Pull {
-            return self.send_pulled(frame, length);
-        }
-        let size = DATA_HEADER + frame.len();
-        let mut guard = self.state.lock();
-        let state = &mut *guard;
-        let live = match &mut state.live {
-            Some(live) if state.is_up => live,
-            _ => return Err(self.refuse(state, length)),
-        };
-        let epoch = state.epoch;
-        let Some(mut chunk) = live.rooms.take(size) else {
-            self.traffic.dropped_no_room.add();
-            if !live.rooms.fits(size) {
-                return Err(Unsent::TooLarge);
-            }
-            state.is_starved = true;
-            return Err(Unsent::NoElement);
-        };
-        // Copied without the lock.
-        drop(guard);
-        let copied = match chunk.get_mut(DATA_HEADER..size) {
-            Some(room) => frame.copy_to(room),
-            None => Err(EINVAL),
-        };
-        let mut guard = self.state.lock();
-        let state = &mut *guard;
-        if state.epoch != epoch {
-            let refused = self.refuse(state, length);
-            drop(guard);
-            return Err(refused);
-        }
-        let result = match copied {
-            Ok(()) => state.dispatch(chunk, length, &self.traffic),
-            Err(_) => {
-                self.traffic.dropped_error.add();
-                if let Some(live) = &mut state.live {
-                    live.put_room(RequestMemory::Chunk(chunk));
-                }
-                Err(Unsent::Empty)
-            }
-        };
-        let wakes = state.fault.is_some();
-        drop(guard);
-        if wakes {
-            self.wake();
-        }
-        result
-    }
-
-    /// Pull: the endpoint says where the frame is copied to.
-    fn send_pulled<G: Gather + ?Sized>(
-        self: &Arc<Self>,
-        frame: &G,
-        length: u32,
-    ) -> core::result::Result<(), Unsent> {
-        let size = DATA_HEADER + frame.len();
-        let mut guard = self.state.lock();
-        let state = &mut *guard;
-        let epoch = state.epoch;
-        let live = match &mut state.live {
-            Some(live) if state.is_up => live,
-            _ => return Err(self.refuse(state, length)),
-        };
-        // For the case that it travels in a message.
-        let Some(mut chunk) = live.rooms.take(size) else {
-            self.traffic.dropped_no_room.add();
-            if !live.rooms.fits(size) {
-                return Err(Unsent::TooLarge);
-            }
-            state.is_starved = true;
-            return Err(Unsent::NoElement);
-        };
-        let transfer = match state.endpoint.send(length) {
-            Ok(transfer) => transfer,
-            Err(unsent) => {
-                live.put_room(RequestMemory::Chunk(chunk));
-                state.is_starved = true;
-                state.pump(&self.traffic);
-                let wakes = state.fault.is_some();
-                drop(guard);
-                if wakes {
-                    self.wake();
-                }
-                return Err(unsent);
-            }
-        };
-        let Transfer::Fill {
-            pool,
-            element,
-            handle,
-        } = transfer
-        else {
-            // Messages are in order, so that it is copied with the lock; it is small.
-            let copied = chunk
-                .get_mut(DATA_HEADER..size)
-                .is_some_and(|room| frame.copy_to(room).is_ok());
-            if !copied {
-                let _ = state.endpoint.unsend(transfer);
-                live.put_room(RequestMemory::Chunk(chunk));
-                self.traffic.dropped_error.add();
-                return Err(Unsent::Empty);
-            }
-            let posted = state.post(transfer, chunk, length, &self.traffic);
-            let wakes = state.fault.is_some();
-            drop(guard);
-            if wakes {
-                self.wake();
-            }
-            return posted;
-        };
-        live.put_room(RequestMemory::Chunk(chunk));
-        let fill = live
-            .pools
-            .iter_mut()
-            .find(|own| own.offer.index == pool)
-            .and_then(|own| own.fills.get_mut(element as usize)?.take());
-        let Some(mut fill) = fill else {
-            let _ = state.endpoint.unsend(transfer);
-            self.traffic.dropped_error.add();
-            return Err(Unsent::NoElement);
-        };
-        drop(guard);
-        let copied = fill
-            .get_mut(..frame.len())
-            .is_some_and(|room| frame.copy_to(room).is_ok());
-        let mut guard = self.state.lock();
-        let state = &mut *guard;
-        if state.epoch != epoch {
-            let refused = self.refuse(state, length);
-            drop(guard);
-            return Err(refused);
-        }
-        if let Some(live) = &mut state.live {
-            let own = live.pools.iter_mut().find(|own| own.offer.index == pool);
-            if let Some(place) = own.and_then(|own| own.fills.get_mut(element as usize)) {
-                *place = Some(fill);
-            }
-        }
-        if !copied {
-            let _ = state.endpoint.unsend(transfer);
-            self.traffic.dropped_error.add();
-            return Err(Unsent::Empty);
-        }
-        let _ = state.endpoint.written(handle);
-        state.pump(&self.traffic);
-        let wakes = state.fault.is_some();
-        drop(guard);
-        if wakes {
-            self.wake();
-        }
-        Ok(())
-    }
-
-    /// Puts a question to the peer.
-    pub(super) fn put_question(self: &Arc<Self>, operation: Operation, data: &[u8]) -> Result {
-        let mut guard = self.state.lock();
-        let state = &mut *guard;
-        if !state.is_up {
-            return Err(enotconn());
-        }
-        state.reply = None;
-        state
-            .endpoint
-            .request(operation, data)
-            .map_err(|misuse| match misuse {
-                Misuse::Busy => EBUSY,
-                _ => EINVAL,
-            })?;
-        state.pump(&self.traffic);
-        let wakes = state.fault.is_some();
-        drop(guard);
-        if wakes {
-            self.wake();
-        }
-        Ok(())
     }
 }
 
@@ -1026,30 +549,8 @@ impl<O: Owner> State<O> {
 #[kunit_tests(rust_rdma_split_flow)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn more_pools_are_for_a_connection_that_is_up() {
-        let up = Standing {
-            is_up: true,
-            is_ending: false,
-            added: Some(0),
-        };
-        assert!(up.allows_more());
-        assert!(!Standing { is_up: false, ..up }.allows_more());
-        assert!(!Standing {
-            is_ending: true,
-            ..up
-        }
-        .allows_more());
-        assert!(!Standing { added: None, ..up }.allows_more());
-        for added in 0..2 * MORE_POOLS {
-            let one = Standing {
-                added: Some(added),
-                ..up
-            };
-            assert_eq!(one.allows_more(), added < MORE_POOLS);
-        }
-    }
+    use crate::link::Frame;
+    use crate::protocol::Variant;
 
     #[test]
     fn the_first_reason_ends_a_connection() {

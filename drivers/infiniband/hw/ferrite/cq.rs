@@ -5,6 +5,21 @@
 //! The ring and its record are host memory: of the process for its own queues, coherent memory for
 //! those of the kernel. Only the latter are polled here.
 
+mod reader;
+mod user;
+
+pub(crate) use self::user::{
+    MoveCq,
+    QueryCq, //
+};
+use self::{
+    reader::{
+        Entries,
+        Reader,
+        VALID_WORD, //
+    },
+    user::Size, //
+};
 use crate::{
     abi,
     abi::{
@@ -12,9 +27,6 @@ use crate::{
         CompletionDoorbell,
         CompletionEntry,
         CreateCompletionQueue,
-        Plain,
-        ResizeCompletionQueue,
-        UverbsCqRequest,
         UverbsCqResponse, //
     },
     binding::{
@@ -31,24 +43,19 @@ use crate::{
     handler::Choice,
     hardware::Hardware,
     kernel_ext::{
-        barrier::{
-            dma_rmb,
-            mb, //
-        },
-        errno,
+        barrier::mb,
         spinlock::{
             new_irq_spinlock,
             IrqSpinLock, //
-        },
+        }, //
     },
     lent::Lent,
     numbers::Number,
     qp::FerriteQp,
     queue::{
         announce,
-        Extent,
-        QueueMemory, //
-        QueuePlace,
+        QueueMemory,
+        QueuePlace, //
     },
     rdma::{
         kind,
@@ -58,17 +65,11 @@ use crate::{
         CqOps,
         Details,
         Device,
-        Handle,
-        In,
-        Method,
         New,
         Notify,
-        Out,
         Qp,
         QpRef,
-        Ucontext,
-        Udata,
-        UserCqOps, //
+        Udata, //
     },
     ring::KernelBlocks,
     shares::Holder, //
@@ -85,109 +86,17 @@ use kernel::{
             Relaxed, //
         },
         barrier::smp_mb, //
-    },
+    }, //
 };
 
-/// Memory of completion queue entries.
-pub(crate) trait Entries {
-    /// The word with status, opcode, port and phase of the entry at `slot`.
-    fn valid_word(&self, slot: usize) -> Result<u32>;
-    /// The entry at `slot`.
-    fn entry(&self, slot: usize) -> Result<CompletionEntry>;
-    /// Makes the entry at `slot` one of no queue pair.
-    fn disown(&self, slot: usize) -> Result;
-}
-
-/// The word of an entry that the device writes last.
-const VALID_WORD: usize = 15;
 /// The queue pair number that stands in no entry.
 const NO_QUEUE_PAIR: u32 = 0;
+
 const _: () = {
     assert!(core::mem::offset_of!(CompletionEntry, qpn) == 0);
     assert!(core::mem::offset_of!(CompletionEntry, phase) == VALID_WORD * 4 + 3);
     assert!(core::mem::size_of::<CompletionEntry>() == core::mem::size_of::<Block>());
 };
-
-impl Entries for KernelBlocks {
-    #[inline]
-    fn valid_word(&self, slot: usize) -> Result<u32> {
-        self.word(slot, VALID_WORD)
-    }
-
-    #[inline]
-    fn entry(&self, slot: usize) -> Result<CompletionEntry> {
-        let block = self.get(slot)?;
-        let mut entry = CompletionEntry::zeroed();
-        for (bytes, word) in entry.as_bytes_mut().chunks_exact_mut(4).zip(block.words) {
-            bytes.copy_from_slice(&word.to_le_bytes());
-        }
-        Ok(entry)
-    }
-
-    fn disown(&self, slot: usize) -> Result {
-        self.set_word(slot, 0, NO_QUEUE_PAIR)
-    }
-}
-
-/// Where the driver is in a ring of `1 << log_entries`.
-pub(crate) struct Reader {
-    /// Entries consumed, free-running.
-    consumer: u32,
-    log_entries: u8,
-}
-
-impl Reader {
-    /// At the start of a ring.
-    pub(crate) const fn new(log_entries: u8) -> Self {
-        Self {
-            consumer: 0,
-            log_entries,
-        }
-    }
-
-    fn slot(&self) -> usize {
-        self.slot_of(self.consumer)
-    }
-
-    fn slot_of(&self, index: u32) -> usize {
-        (index & ((1 << self.log_entries) - 1)) as usize
-    }
-
-    /// Whether the entry with free-running index `index` is there: its phase is that of its round.
-    #[inline]
-    fn is_written(&self, index: u32, entries: &impl Entries) -> bool {
-        let phase = abi::phase_of(index, self.log_entries);
-        entries
-            .valid_word(self.slot_of(index))
-            .is_ok_and(|word| (word >> 24) as u8 & abi::COMPLETION_PHASE == phase)
-    }
-
-    /// Whether there is an entry to take.
-    #[inline]
-    pub(crate) fn ready(&self, entries: &impl Entries) -> bool {
-        self.is_written(self.consumer, entries)
-    }
-
-    /// The index of the first entry that is not there yet.
-    pub(crate) fn end(&self, entries: &impl Entries) -> u32 {
-        abi::first_unwritten(self.consumer, self.log_entries, |index| {
-            self.is_written(index, entries)
-        })
-    }
-
-    /// Takes the next entry.
-    #[inline]
-    pub(crate) fn next(&mut self, entries: &impl Entries) -> Option<CompletionEntry> {
-        if !self.ready(entries) {
-            return None;
-        }
-        // The rest of an entry is read after its phase.
-        dma_rmb();
-        let entry = entries.entry(self.slot()).ok()?;
-        self.consumer = self.consumer.wrapping_add(1);
-        Some(entry)
-    }
-}
 
 /// What polling changes.
 struct Polling {
@@ -337,17 +246,15 @@ impl FerriteCq {
             progress: Progress::new(),
         }))?;
         let found = cq.get_ref().ok_or(ENODEV)?;
-        announce(&dev.hw.cqs, cqn, found, || {
-            // An interrupt may have been steered elsewhere, or a handler marked, before it was there to be found.
-            Self::settle(cq);
-            match udata {
-                Some(udata) => udata.respond(&UverbsCqResponse {
-                    cqn,
-                    entries: 1 << log_entries,
-                }),
-                None => Ok(()),
-            }
+        announce(&dev.hw.cqs, cqn, found, || match udata {
+            Some(udata) => udata.respond(&UverbsCqResponse {
+                cqn,
+                entries: 1 << log_entries,
+            }),
+            None => Ok(()),
         })?;
+        // An interrupt may have been steered elsewhere, or a handler marked, before it was there to be found.
+        Self::settle(cq);
         Ok(cq)
     }
 
@@ -665,123 +572,10 @@ impl CqOps for Ferrite {
     }
 }
 
-#[vtable]
-impl UserCqOps for Ferrite {
-    /// Makes a queue in memory of a process.
-    fn create_user_cq<'a>(
-        dev: &Device<Self>,
-        new: New<'a, kind::Cq, Self>,
-        attr: &CqInitAttr,
-        udata: &Udata<'_, Self>,
-    ) -> Result<&'a Cq<Self>> {
-        if attr.flags != 0 {
-            return Err(errno::eopnotsupp());
-        }
-        let (size, extent) = checked_request(dev, udata, attr.entries)?;
-        let memory = QueueMemory::of_process(dev, udata, extent)?;
-        FerriteCq::create(dev, new, attr, size, memory, Some(udata))
-    }
-
-    /// Gives a queue of a process another ring. Completions that were not consumed are moved to
-    /// it by the device. Returns its entries.
-    fn resize_user_cq(cq: &Cq<Self>, entries: u32, udata: &Udata<'_, Self>) -> Result {
-        let dev = cq.device();
-        if !dev.has(abi::FEATURE_RESIZE_CQ) {
-            return Err(errno::eopnotsupp());
-        }
-        let (size, extent) = checked_request(dev, udata, entries)?;
-        cq.memory.resize(dev, extent, |buffer| {
-            dev.hw.make_long(&ResizeCompletionQueue {
-                cqn: cq.number(),
-                log_entries: size.log_entries,
-                record_offset: size.record_offset,
-                buffer,
-                ..ResizeCompletionQueue::zeroed()
-            })?;
-            cq.set_entries(1 << size.log_entries);
-            Ok(())
-        })
-    }
-}
-
-/// A process moves a completion queue of its own.
-pub(crate) struct MoveCq;
-
-impl Method<Ferrite> for MoveCq {
-    type Kind = kind::Cq;
-    const ID: u32 = abi::UVERBS_CQ_MOVE;
-    type Attributes<'a> = (
-        Handle<'a, kind::Cq, Ferrite, { abi::UVERBS_CQ_MOVE_HANDLE }>,
-        In<u32, { abi::UVERBS_CQ_MOVE_VECTOR }>,
-    );
-
-    fn call(_: &Ucontext<Ferrite>, (cq, vector): Self::Attributes<'_>) -> Result {
-        FerriteCq::move_to(&cq, Choice::from_raw(*vector), Who::Process)
-    }
-}
-
-/// A process asks at which handler a completion queue of its own is.
-pub(crate) struct QueryCq;
-
-impl Method<Ferrite> for QueryCq {
-    type Kind = kind::Cq;
-    const ID: u32 = abi::UVERBS_CQ_QUERY;
-    type Attributes<'a> = (
-        Handle<'a, kind::Cq, Ferrite, { abi::UVERBS_CQ_QUERY_HANDLE }>,
-        Out<'a, u32, { abi::UVERBS_CQ_QUERY_VECTOR }>,
-    );
-
-    fn call(_: &Ucontext<Ferrite>, (cq, vector): Self::Attributes<'_>) -> Result {
-        let found = cq.handler().map(u32::from);
-        vector.write(&found.unwrap_or(abi::UVERBS_CQ_VECTOR_NONE))
-    }
-}
-
-/// How large a queue is, and where its record; the ring is first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Size {
-    log_entries: u8,
-    record_offset: u32,
-}
-
-impl Size {
-    /// What a process says its buffer has, if it makes sense and is enough for those it `asked` for.
-    fn of_process(
-        request: &UverbsCqRequest,
-        asked: u32,
-        max_log_entries: u8,
-    ) -> Result<(Self, Extent)> {
-        if request.log_entries > max_log_entries.into() {
-            return Err(EINVAL);
-        }
-        let ring = (abi::BLOCK_SIZE as u64) << request.log_entries;
-        if asked > 1 << request.log_entries || u64::from(request.record_offset) < ring {
-            return Err(EINVAL);
-        }
-        let record = core::mem::size_of::<abi::CompletionRecord>() as u64;
-        let parts = [(0, ring), (request.record_offset, record)];
-        let extent = Extent::new(request.buffer, request.length, &parts)?;
-        let size = Self {
-            log_entries: request.log_entries as u8,
-            record_offset: request.record_offset,
-        };
-        Ok((size, extent))
-    }
-}
-
-/// What a process asks for, if it makes sense.
-fn checked_request(
-    dev: &Device<Ferrite>,
-    udata: &Udata<'_, Ferrite>,
-    asked: u32,
-) -> Result<(Size, Extent)> {
-    let request: UverbsCqRequest = udata.read(core::mem::size_of::<UverbsCqRequest>())?;
-    Size::of_process(&request, asked, dev.caps.cq_max_log_entries)
-}
-
 #[kunit_tests(ferrite_cq)]
 mod tests {
     use super::*;
+    use crate::abi::Plain;
     use core::cell::RefCell;
 
     struct Memory(RefCell<KVec<CompletionEntry>>);
@@ -819,38 +613,6 @@ mod tests {
         fn disown(&self, slot: usize) -> Result {
             self.0.borrow_mut().get_mut(slot).ok_or(EINVAL)?.qpn = NO_QUEUE_PAIR;
             Ok(())
-        }
-    }
-
-    #[test]
-    fn a_process_cannot_place_its_ring_or_record_outside_its_buffer() {
-        let check = |change: &dyn Fn(&mut UverbsCqRequest)| {
-            let mut request = UverbsCqRequest::zeroed();
-            request.buffer = 0x1_0000;
-            request.length = 16 * 64 + 64;
-            request.record_offset = 16 * 64;
-            request.log_entries = 4;
-            change(&mut request);
-            Size::of_process(&request, 16, 5).map(|(size, _)| size)
-        };
-        let good = Size {
-            log_entries: 4,
-            record_offset: 16 * 64,
-        };
-        assert_eq!(check(&|_| {}), Ok(good));
-        let bad: [&dyn Fn(&mut UverbsCqRequest); 8] = [
-            &|request| request.length -= 1,
-            &|request| request.record_offset += 64,
-            &|request| request.record_offset -= 64,
-            &|request| request.record_offset += 8,
-            &|request| request.buffer += 8,
-            // Fewer than were asked for, more than there is room for, more than the device has.
-            &|request| request.log_entries = 3,
-            &|request| request.log_entries = 5,
-            &|request| request.log_entries = u32::MAX,
-        ];
-        for change in bad {
-            assert_eq!(check(change), Err(EINVAL));
         }
     }
 

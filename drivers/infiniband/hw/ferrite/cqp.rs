@@ -13,14 +13,41 @@
 //!
 //! [`requests`]: crate::requests
 
+mod answer;
+mod turn;
+mod wait;
+
+use self::{
+    answer::{
+        failed_post,
+        status_of,
+        take_answer, //
+    },
+    turn::{
+        end_release,
+        is_over,
+        TURN, //
+    },
+    wait::{
+        looks,
+        wait_for,
+        FIRST_TIMEOUT, //
+    }, //
+};
+pub(crate) use self::{
+    answer::{
+        object,
+        outcome_to_result,
+        Answer, //
+    },
+    turn::Released, //
+};
 use crate::{
     abi,
     abi::{
         CommandEntry,
         CommandOpcode,
-        CommandStatus,
         EventEntry,
-        ObjectNumber,
         Plain, //
     },
     bars::{
@@ -29,10 +56,6 @@ use crate::{
     },
     dma_types::{
         ControlRing,
-        Counters,
-        DeviceChannelCounters,
-        Nothing,
-        QpCounters,
         Reply, //
     },
     eq::EventQueue,
@@ -44,7 +67,6 @@ use crate::{
             mb, //
         },
         cpu,
-        errno,
         user, //
     },
     lent::{
@@ -52,12 +74,10 @@ use crate::{
         Lent, //
     },
     requests::{
-        Answered,
         Asked,
         Class,
         CommandRing,
         Outcome,
-        Position,
         Post,
         Posted,
         PostedFor,
@@ -66,9 +86,8 @@ use crate::{
         Telling,
         Ticket,
         LOG_ENTRIES,
-        MOST_LONG,
         SLOTS, //
-    },
+    }, //
 };
 use core::cell::Cell;
 use kernel::{
@@ -95,7 +114,7 @@ use kernel::{
         Instant,
         Monotonic,
         Msecs, //
-    },
+    }, //
 };
 use pin_init::stack_pin_init;
 
@@ -104,81 +123,18 @@ const _: () = assert!(LOG_ENTRIES <= abi::CQP_MAX_LOG_ENTRIES);
 /// Base-2 logarithm of the entries of the control event queue: room for an answer to each command
 /// in flight, and for the few other events of that queue.
 const EVENTS_LOG_ENTRIES: u8 = 8;
+
 /// And of the fewest that it may have: a device stops that finds no room for an answer, and does not say
 /// of this queue that it is out of room for others.
 const LEAST_EVENTS_LOG_ENTRIES: u8 = LOG_ENTRIES + 1;
+
 const _: () = assert!(LEAST_EVENTS_LOG_ENTRIES <= EVENTS_LOG_ENTRIES);
+
 /// There is always a first message; nothing else is sure.
 const EVENTS_MESSAGE: u16 = 0;
 
 /// How long to look for an answer before sleeping, as long as nobody else wants the processor.
 const POLLING: Delta = Delta::from_micros(200);
-
-/// How long the answer to the first command is waited for, in which the device says how long others
-/// take.
-const FIRST_TIMEOUT: Msecs = 30_000;
-
-/// How often to look whether a device is alive that does not answer. One that seems to be is taken
-/// for dead after the time that it said itself ([`Cqp::set_timeout`]), or the module's
-/// `command_timeout_ms`.
-const LOOK: Msecs = 1_000;
-
-/// How long each look at a device takes that does not answer for `timeout`, and how many there are.
-fn looks(timeout: Msecs) -> (Msecs, u32) {
-    let look = timeout.clamp(1, LOOK);
-    (look, timeout.div_ceil(look).max(1))
-}
-
-/// How long a turn of the device is waited for; most take some microseconds. A longer one takes as long as the
-/// answer to a command.
-const TURN: Delta = Delta::from_micros(50);
-
-/// Whether the turn that the device shows first is over, or is none; looks for that until `give_up` says so.
-fn is_over(first: u32, turn: impl Fn() -> u32, give_up: impl Fn() -> bool) -> bool {
-    // Any later one has begun after the record was stored, and so with a look at it.
-    let is_over = || first % 2 == 0 || turn() != first;
-    loop {
-        if is_over() {
-            return true;
-        }
-        if give_up() {
-            return false;
-        }
-    }
-}
-
-/// Ends a release that the device has by its record: before the answer, where the device shows its turns, was seen
-/// to use no tag since, and is not dead; else with the answer.
-fn end_release(
-    shows_turns: bool,
-    uses_no_tag: impl FnOnce() -> bool,
-    is_dead: impl FnOnce() -> bool,
-    settle: impl FnOnce() -> Result<Outcome>,
-) -> Result<Released> {
-    // Of a device that was given up meanwhile it is not known what it does.
-    if shows_turns && uses_no_tag() && !is_dead() {
-        return Ok(Released::Unanswered);
-    }
-    settle().and_then(outcome_to_result)?;
-    Ok(Released::Answered)
-}
-
-/// How a release ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Released {
-    /// With the answer.
-    Answered,
-    /// Before it, but the device uses the tag no more.
-    Unanswered,
-}
-
-/// What stands for all that is no [`CommandStatus`].
-const NO_STATUS: u32 = 1 << u8::BITS;
-
-/// The status in the event of a finished command.
-fn status_of(param: u64) -> u32 {
-    u8::try_from(param).map_or(NO_STATUS, u32::from)
-}
 
 /// Who takes the events of the control event queue, also where a caller looks for them himself.
 pub(crate) trait TakesEvents {
@@ -296,52 +252,6 @@ impl CommandRing for RingOfCqp<'_> {
         // And who has the doorbell sees the record.
         dma_wmb();
         self.cqp.doorbells.control(producer);
-    }
-}
-
-/// What a device answers to a query; each query has an answer of its own.
-pub(crate) trait Answer: Plain {
-    /// What asks for it.
-    const QUERY: CommandOpcode;
-    /// Bytes of it in the first version of the interface, which every device writes. What a later
-    /// one added is zero from those that do not know of it.
-    const LEAST: usize;
-    /// What that needs to know.
-    type Request: Plain;
-}
-
-macro_rules! answers {
-    ($($query:ident($request:ty) -> $answer:ty: $least:literal,)*) => {$(
-        impl Answer for $answer {
-            const QUERY: CommandOpcode = CommandOpcode::$query;
-            const LEAST: usize = {
-                assert!($least <= core::mem::size_of::<Self>());
-                $least
-            };
-            type Request = $request;
-        }
-    )*};
-}
-
-answers! {
-    QueryDevice(Nothing) -> abi::DeviceCaps: 256,
-    QueryQueuePair(ObjectNumber) -> abi::QueuePairState: 192,
-    QuerySrq(ObjectNumber) -> abi::SrqState: 64,
-    QueryCompletionQueue(ObjectNumber) -> abi::CompletionQueueState: 64,
-    QueryTag(ObjectNumber) -> abi::TagState: 64,
-    QueryQueuePairCounters(abi::QueryQueuePairCounters) -> QpCounters: 152,
-    // As many as the device said that it has, all of which are asked for.
-    QueryCounters(abi::QueryCounters) -> Counters: 128,
-    QueryChannelCounters(abi::QueryChannelCounters) -> DeviceChannelCounters: 96,
-    QueryClock(Nothing) -> abi::ClockReading: 64,
-    TakeFaults(Nothing) -> abi::PageFaults: 256,
-}
-
-/// Names an object to a command.
-pub(crate) fn object(number: u32) -> ObjectNumber {
-    ObjectNumber {
-        number,
-        reserved: 0,
     }
 }
 
@@ -676,168 +586,20 @@ impl Cqp {
     }
 }
 
-/// How many of the `wanted` bytes of an answer are there, of which the device says that it has
-/// `written`; none where those are missing that there are of every device, the `least`. It may have
-/// more than was asked for.
-fn answered(written: u64, wanted: usize, least: usize) -> Option<usize> {
-    let there = usize::try_from(written).map_or(wanted, |written| written.min(wanted));
-    (there >= least.min(wanted)).then_some(there)
-}
-
-/// What became of a request that is done, and its reply, as far as the device wrote it. `too_short` is told how
-/// many bytes that are, where it is too little.
-fn take_answer(
-    requests: &Requests,
-    request: &Request,
-    least: usize,
-    answer: &mut [u8],
-    too_short: impl FnOnce(u64),
-) -> Result {
-    let outcome = requests.outcome(&request.ticket);
-    outcome_to_result(outcome)?;
-    let Outcome::Answered { result, .. } = outcome else {
-        return Err(EIO);
-    };
-    let Some(there) = answered(result, answer.len(), least) else {
-        too_short(result);
-        return Err(EIO);
-    };
-    if there != 0 {
-        requests.reply(request, &mut answer[..there]);
-    }
-    Ok(())
-}
-
-/// How many looks of so many there may be in all at a command that the device has: each of the long
-/// ones ahead of it may take its time, and then itself.
-fn all_looks(looks: u32) -> u32 {
-    looks.saturating_mul(MOST_LONG + 1)
-}
-
-/// When a command was waited for long enough.
-struct Watch {
-    looks: u32,
-    left: u32,
-    /// For one command that the device has: this one, or that which is in its way.
-    left_for_one: u32,
-    seen: Position,
-}
-
-/// Whether it is the same command that is waited for.
-fn is_same(one: Position, other: Position) -> bool {
-    match (one, other) {
-        (Position::Queued { oldest: one, .. }, Position::Queued { oldest: other, .. }) => {
-            one == other
-        }
-        (Position::Queued { .. }, _) | (_, Position::Queued { .. }) => false,
-        _ => true,
-    }
-}
-
-impl Watch {
-    /// Over a command at `position`, for so many looks without anything done that it waits for.
-    fn new(looks: u32, position: Position) -> Self {
-        Self {
-            looks,
-            left: looks,
-            left_for_one: all_looks(looks),
-            seen: position,
-        }
-    }
-
-    /// Notes a look at a command that is at `position` now; returns whether it was the last one.
-    fn look(&mut self, position: Position) -> bool {
-        // Others may be answered all the time: what is lost is found out by whoever waits for it.
-        self.left_for_one = if is_same(position, self.seen) {
-            self.left_for_one.saturating_sub(1)
-        } else {
-            all_looks(self.looks)
-        };
-        self.left = if position == self.seen {
-            self.left.saturating_sub(1)
-        } else {
-            self.looks
-        };
-        self.seen = position;
-        self.left == 0 || self.left_for_one == 0
-    }
-}
-
-/// Waits until a command is done: `EINTR` where it was `killable` and is taken back, `ETIMEDOUT` where it
-/// is given up, as the device is not `alive` or did nothing for so many `looks`. `sleep` waits for a look,
-/// with `EINTR` if it is to end when the task is killed; it returns whether the command is done.
-///
-/// Who waits for his turn looks at the device as well: those whose commands it has may not be running.
-fn wait_for(
-    requests: &Requests,
-    asked: Asked<'_>,
-    mut killable: bool,
-    looks: u32,
-    sleep: impl Fn(bool) -> Result<bool>,
-    alive: impl Fn() -> bool,
-) -> Result {
-    let position = || requests.position(asked.ticket());
-    let mut watch = Watch::new(looks, position());
-    loop {
-        match sleep(killable) {
-            Ok(true) => return Ok(()),
-            Ok(false) => {}
-            Err(_) => {
-                killable = false;
-                match asked {
-                    Asked::Request(request) if requests.withdraw(request) => return Err(EINTR),
-                    _ => continue,
-                }
-            }
-        }
-        let last = watch.look(position());
-        if (last || !alive()) && requests.give_up(asked) {
-            return Err(ETIMEDOUT);
-        }
-    }
-}
-
-/// Which object a command was about that was posted and failed, and why, by what was answered.
-fn failed_post(answered: Answered, status: u32) -> Option<(PostedFor, u32, Error)> {
-    match answered {
-        Answered::Request => None,
-        Answered::Posted { what, number } => {
-            let error = status_to_result(status).err()?;
-            Some((what, number, error))
-        }
-    }
-}
-
-/// What a caller sees of how a command ended.
-pub(crate) fn outcome_to_result(outcome: Outcome) -> Result {
-    match outcome {
-        Outcome::Answered { status, .. } => status_to_result(status),
-        Outcome::Lost => Err(EIO),
-    }
-}
-
-/// What a caller sees of a command's status.
-fn status_to_result(status: u32) -> Result {
-    let known = u8::try_from(status).ok();
-    let Some(status) = known.and_then(CommandStatus::from_number) else {
-        return Err(EIO);
-    };
-    Err(match status {
-        CommandStatus::Ok => return Ok(()),
-        CommandStatus::BadOpcode | CommandStatus::Unsupported => errno::eopnotsupp(),
-        CommandStatus::BadParameter | CommandStatus::BadNumber | CommandStatus::BadState => EINVAL,
-        CommandStatus::Exists => EEXIST,
-        CommandStatus::NotFound => ENOENT,
-        CommandStatus::Busy => EBUSY,
-        CommandStatus::NoResource => ENOMEM,
-        CommandStatus::HostMemory => EFAULT,
-    })
-}
-
 #[kunit_tests(ferrite_cqp)]
 mod tests {
+    use super::wait::{
+        all_looks,
+        Watch, //
+    };
     use super::*;
-    use crate::requests::stage::Stage;
+    use crate::{
+        abi::CommandStatus,
+        requests::{
+            stage::Stage,
+            MOST_LONG, //
+        },
+    };
 
     #[test]
     fn a_turn_is_over_when_another_one_or_none_is_shown() {
@@ -904,16 +666,6 @@ mod tests {
         assert_eq!(lost, (Err(EIO), 1, true));
         let silent = release(true, &[5], false, Err(ETIMEDOUT));
         assert_eq!(silent, (Err(ETIMEDOUT), 2, true));
-    }
-
-    #[test]
-    fn a_time_out_is_divided_into_looks() {
-        assert_eq!(looks(30_000), (1_000, 30));
-        assert_eq!(looks(2_500), (1_000, 3));
-        assert_eq!(looks(10), (10, 1));
-        assert_eq!(looks(0), (1, 1));
-        assert_eq!(all_looks(30), 150);
-        assert_eq!(all_looks(u32::MAX), u32::MAX);
     }
 
     /// Waits for a command of a stage's, with so many looks, answering the next command at each look that
@@ -990,29 +742,6 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_not_waited_for_without_end() {
-        let mut watch = Watch::new(5, Position::InRing { ahead: 50 });
-        let mut looks = 0;
-        for ahead in (0..50).rev() {
-            looks += 1;
-            if watch.look(Position::InRing { ahead }) {
-                break;
-            }
-        }
-        assert_eq!(looks, all_looks(5));
-        // In a queue, as long as there are answers to what is in the way; and then from the start.
-        let queued = |answers, oldest| Position::Queued { answers, oldest };
-        let mut watch = Watch::new(5, queued(0, 0));
-        for answers in 1..1000 {
-            assert!(!watch.look(queued(answers, answers / 20)));
-        }
-        for ahead in [3, 3, 3, 3, 3, 2, 2, 2, 2, 2] {
-            assert!(!watch.look(Position::InRing { ahead }));
-        }
-        assert!(watch.look(Position::InRing { ahead: 2 }));
-    }
-
-    #[test]
     fn who_waits_for_a_slot_finds_out_that_commands_were_lost() -> Result {
         // How many looks somebody takes while only commands of one class are answered.
         let looks = |stage: &mut Stage, who, answered| -> Result<u32> {
@@ -1041,185 +770,5 @@ mod tests {
         assert!(stage.is_queued(long));
         assert_eq!(looks(&mut stage, long, Class::Short)?, all_looks(5));
         Ok(())
-    }
-
-    #[test]
-    fn what_a_device_did_not_write_of_a_reply_is_not_taken() -> Result {
-        let mut stage = Stage::new()?;
-        let who = stage.ask(1, Class::Short)?;
-        stage.memory.reply.set(0xff);
-        assert!(stage.answer_some(0..1, 16));
-        let mut answer = [0; 128];
-        let request = stage.request(who);
-        take_answer(
-            &stage.requests,
-            request,
-            16,
-            &mut answer,
-            |_| unreachable!(),
-        )?;
-        assert!(answer[..16].iter().all(|byte| *byte == 0xff));
-        assert!(answer[16..].iter().all(|byte| *byte == 0));
-        let told = Cell::new(None);
-        let too_short = |written| told.set(Some(written));
-        let request = stage.request(who);
-        let less = take_answer(&stage.requests, request, 17, &mut answer, too_short);
-        assert_eq!((less, told.get()), (Err(EIO), Some(16)));
-        Ok(())
-    }
-
-    /// Waits for a command that was posted, with so many looks, at each of which `at_look` is called; returns the
-    /// result, and the looks that took.
-    fn wait_posted(
-        stage: &Stage,
-        posted: &Posted,
-        looks: u32,
-        at_look: impl Fn(u32),
-        alive: bool,
-    ) -> Result<(Result, u32)> {
-        let ticket = stage.ticket(posted)?;
-        let count = Atomic::new(0u32);
-        let sleep = |killable: bool| {
-            assert!(!killable);
-            at_look(count.fetch_add(1, Relaxed) + 1);
-            Ok(ticket.done.try_wait())
-        };
-        let asked = Asked::Posted(&ticket);
-        let result = wait_for(&stage.requests, asked, false, looks, sleep, || alive);
-        let looks = count.load(Relaxed);
-        // From then on there is nothing to wait for.
-        let again = wait_for(&stage.requests, asked, false, 5, sleep, || alive);
-        assert_eq!((again, count.load(Relaxed)), (Ok(()), looks + 1));
-        assert!(stage.ticket(posted).is_err());
-        Ok((result, looks))
-    }
-
-    #[test]
-    fn what_was_posted_is_waited_for_as_often_as_one_likes() -> Result {
-        let stage = Stage::new()?;
-        let posted = stage.post(1, 7)?;
-        let answer = |at| {
-            if at == 3 {
-                stage.answer_next();
-            }
-        };
-        let result = wait_posted(&stage, &posted, 5, answer, true)?;
-        assert_eq!(result, (Ok(()), 3));
-        Ok(())
-    }
-
-    #[test]
-    fn what_was_posted_and_lost_is_found_out_by_who_waits_for_it() -> Result {
-        // Others are answered all the time.
-        let stage = Stage::new()?;
-        let lost = stage.post(1, 7)?;
-        let others = |at: u32| {
-            assert!(stage.post(2, at).is_ok());
-            stage.answer(at as usize);
-        };
-        let result = wait_posted(&stage, &lost, 5, others, true)?;
-        assert_eq!(result, (Err(ETIMEDOUT), 5));
-        // Its place is not used again, and what the device says later is nobody's.
-        assert_eq!(stage.requests.outcome_yet(&lost), Some(Outcome::Lost));
-        assert!(!stage.answer(0));
-        // A device that is gone is not waited for.
-        let stage = Stage::new()?;
-        let posted = stage.post(1, 7)?;
-        let result = wait_posted(&stage, &posted, 30, |_| (), false)?;
-        assert_eq!(result, (Err(ETIMEDOUT), 1));
-        Ok(())
-    }
-
-    #[test]
-    fn what_was_posted_and_failed_is_told_and_nothing_else() {
-        let number = 0x1234;
-        let told = |answered, status: CommandStatus| failed_post(answered, status.number().into());
-        for what in [PostedFor::Making, PostedFor::Release] {
-            let posted = Answered::Posted { what, number };
-            assert_eq!(told(posted, CommandStatus::Ok), None);
-            let resource = told(posted, CommandStatus::NoResource);
-            assert_eq!(resource, Some((what, number, ENOMEM)));
-            assert_eq!(failed_post(posted, NO_STATUS), Some((what, number, EIO)));
-        }
-        // Who waits finds out himself.
-        assert_eq!(told(Answered::Request, CommandStatus::NoResource), None);
-        // One that the device never answered failed as well.
-        assert_eq!(outcome_to_result(Outcome::Lost), Err(EIO));
-    }
-
-    #[test]
-    fn who_is_killed_takes_back_what_waits_but_waits_for_what_the_device_has() -> Result {
-        let stage = Stage::full_of(1, SLOTS + 1)?;
-        let wait_killed = |who: usize, move_on: bool| {
-            let request = stage.request(who);
-            let looks = Atomic::new(0u32);
-            let sleep = |killable: bool| {
-                if move_on && !stage.is_in_ring(who) && looks.load(Relaxed) == 0 {
-                    stage.answer_next();
-                    stage.answer_next();
-                }
-                looks.fetch_add(1, Relaxed);
-                if killable {
-                    return Err(EINTR);
-                }
-                if looks.load(Relaxed) > 3 {
-                    while stage.position(who) != Position::Done {
-                        stage.answer_next();
-                    }
-                }
-                Ok(request.ticket.done.try_wait())
-            };
-            let asked = Asked::Request(request);
-            wait_for(&stage.requests, asked, true, 30, sleep, || true)
-        };
-        // It is gone; the one before it is given to the device while it is being killed.
-        assert_eq!(wait_killed(SLOTS, false), Err(EINTR));
-        assert_eq!(stage.position(SLOTS), Position::Done);
-        assert!(stage.is_queued(SLOTS - 1));
-        assert_eq!(wait_killed(SLOTS - 1, true), Ok(()));
-        Ok(())
-    }
-
-    #[test]
-    fn an_answer_is_taken_as_far_as_the_device_says_that_it_wrote_it() {
-        assert_eq!(answered(256, 256, 256), Some(256));
-        // A later device may know more.
-        assert_eq!(answered(512, 256, 256), Some(256));
-        assert_eq!(answered(u64::MAX, 256, 256), Some(256));
-        // An earlier one less, but no less than there was at first.
-        assert_eq!(answered(256, 320, 256), Some(256));
-        assert_eq!(answered(300, 320, 256), Some(300));
-        for (written, wanted, least) in [(255, 256, 256), (255, 320, 256), (0, 8, 8), (15, 16, 128)]
-        {
-            assert_eq!(answered(written, wanted, least), None);
-        }
-        // Only the start was asked for.
-        assert_eq!(answered(128, 16, 128), Some(16));
-        assert_eq!(answered(16, 16, 128), Some(16));
-    }
-
-    #[test]
-    fn commands_say_how_long_their_structures_are() {
-        let entry = CommandEntry::new(CommandOpcode::QueryDevice, 7, (0x1000, 256), &Nothing);
-        assert_eq!((entry.request_length, entry.reply_length), (0, 256));
-        assert_eq!((entry.flags, entry.request, entry.reply), (0, 0, 0x1000));
-        assert!(entry.payload.iter().all(|byte| *byte == 0));
-        let entry = CommandEntry::new(CommandOpcode::DestroyQueuePair, 7, (0, 0), &object(9));
-        assert_eq!((entry.request_length, entry.reply_length), (8, 0));
-        assert_eq!(entry.payload[..8], [9, 0, 0, 0, 0, 0, 0, 0]);
-    }
-
-    #[test]
-    fn only_status_ok_is_success() {
-        let result = |param| status_to_result(status_of(param));
-        assert_eq!(result(CommandStatus::Ok.number().into()), Ok(()));
-        for status in 1..=0x3ff {
-            assert!(result(status).is_err());
-        }
-        assert_eq!(result(CommandStatus::Busy.number().into()), Err(EBUSY));
-        // What is no status at all is none that means something.
-        for param in [0x100, 0x1_0000_0000, u64::from(u32::MAX), 1 << 63, u64::MAX] {
-            assert_eq!(result(param), Err(EIO));
-        }
     }
 }

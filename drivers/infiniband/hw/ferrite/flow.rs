@@ -21,7 +21,6 @@ use crate::{
         PORT, //
     },
     qp::FerriteQp,
-    queue::announce,
     rdma::{
         kind,
         Device,
@@ -47,6 +46,7 @@ use kernel::{
         },
         Arc, //
     },
+    types::ScopeGuard,
     workqueue::{
         impl_has_work,
         new_work,
@@ -232,9 +232,13 @@ impl FlowOps for Ferrite {
             number,
             interface,
         }))?;
-        announce(&dev.hw.flows, index, flow.get_ref().ok_or(ENODEV)?, || {
-            dev.raw_packets.still(interface)
-        })?;
+        let flows = &dev.hw.flows;
+        flows.insert(index as usize, flow.get_ref().ok_or(ENODEV)?)?;
+        let listed = ScopeGuard::new(|| drop(flows.remove(index as usize)));
+        // Who ends those of an interface that goes may have looked for them before this one was there. (Of rules there
+        // are no events that could have found it.)
+        dev.raw_packets.still(interface)?;
+        listed.dismiss();
         Ok(flow)
     }
 

@@ -2,18 +2,38 @@
 
 //! Memory regions, and the memory of processes that rings and regions lie in.
 
+mod frwr;
+mod pinned;
+mod request;
+mod rights;
+
+use self::{
+    frwr::FrwrPages,
+    pinned::shape,
+    request::{
+        device_address,
+        Wanted, //
+    },
+    rights::{
+        device_access,
+        region_rights, //
+    }, //
+};
+pub(crate) use self::{
+    pinned::PinnedMemory,
+    request::UserState,
+    rights::{
+        device_rights,
+        effective, //
+    }, //
+};
 use crate::{
     abi,
     abi::{
-        AllocateTag,
-        AttOrder,
         Buffer,
-        FastRegisterPart,
         RegisterRegion,
         Tag,
-        TagKind,
-        UverbsMrRequest,
-        ATT_TABLE_ENTRIES, //
+        TagKind, //
     },
     commands::{
         DeviceObject,
@@ -22,14 +42,7 @@ use crate::{
     device::Ferrite,
     dm::DmPages,
     extension,
-    kernel_ext::{
-        errno,
-        random, //
-    },
-    lent::{
-        Leak,
-        Lent, //
-    },
+    kernel_ext::errno,
     named::Named,
     odp::OnDemand,
     rdma::{
@@ -41,153 +54,25 @@ use crate::{
         Dm,
         DmRegion,
         DmabufRegion,
-        FrwrOps,
         Mr,
         MrOps,
         New,
         Pd,
-        RegWr,
         RegionChange,
         Udata,
-        Umem,
         UserRegion, //
     },
-    tpt::{
-        self,
-        Att,
-        TakenTag, //
-    },
+    tpt,
+    tpt::TakenTag, //
 };
-use core::mem;
 use kernel::{
-    dma::Coherent,
     new_mutex,
     prelude::*,
     sync::{
-        atomic::{
-            Atomic,
-            Relaxed, //
-        },
         Arc,
         Mutex, //
-    },
+    }, //
 };
-
-/// Memory of a process, pinned and described for the device.
-pub(crate) struct PinnedMemory(Lent<Described>);
-
-/// Pinned memory with the tables that describe it.
-struct Described {
-    att: Att,
-    umem: Umem,
-    /// Tells it from others, to who looks: zero until somebody does.
-    number: Atomic<u64>,
-}
-
-impl Leak for Described {
-    fn leak(self) {
-        // Who removes the device does not wait for memory that is never given back.
-        self.umem.leak();
-        mem::forget(self.att);
-    }
-}
-
-/// How many bits of a number those keep who read it in JSON.
-const NUMBER_BITS: u32 = 53;
-
-/// A number that no other memory has, out of random words. It is drawn, so that it says nothing of how many others
-/// there are: of 53 bits two of a million are the same in one of twenty thousand cases. It is not zero.
-fn drawn_number(words: [u32; 2]) -> u64 {
-    let [low, high] = words.map(u64::from);
-    ((high << 32 | low) >> (u64::BITS - NUMBER_BITS)).max(1)
-}
-
-/// The number that is `noted`, which is `drawn` by who looks first, and is the same for all who look.
-fn number_once(noted: &Atomic<u64>, draw: impl FnOnce() -> u64) -> u64 {
-    match noted.load(Relaxed) {
-        0 => {
-            let drawn = draw();
-            noted
-                .cmpxchg(0, drawn, Relaxed)
-                .map_or_else(|earlier| earlier, |_| drawn)
-        }
-        number => number,
-    }
-}
-
-impl PinnedMemory {
-    /// Pins `length` bytes from `address` on, which the device knows as `iova`.
-    pub(crate) fn pin(
-        dev: &Device<Ferrite>,
-        address: u64,
-        length: u64,
-        iova: u64,
-        access: Access,
-    ) -> Result<Self> {
-        let umem = Umem::get(dev, address, usize::try_from(length)?, access)?;
-        Self::describe(dev, umem, length, iova)
-    }
-
-    /// Pins part of a DMA buffer. It is pinned, not mapped as its exporter likes: the device has no
-    /// way to let go of a region for a while when the exporter wants to move it.
-    fn pin_dmabuf(dev: &Device<Ferrite>, region: &DmabufRegion) -> Result<Self> {
-        if region.length > dev.caps.max_region {
-            return Err(EINVAL);
-        }
-        let bytes = usize::try_from(region.length)?;
-        let umem = Umem::get_dmabuf_pinned(dev, region.fd, region.offset, bytes, region.access)?;
-        Self::describe(dev, umem, region.length, region.iova)
-    }
-
-    /// Describes pinned memory for the device, which knows it as `iova`.
-    fn describe(dev: &Device<Ferrite>, mut umem: Umem, length: u64, iova: u64) -> Result<Self> {
-        let page_size = umem
-            .best_page_size(dev.caps.page_sizes, iova)
-            .ok_or(EINVAL)?;
-        let fbo = (iova & (page_size as u64 - 1)) as u32;
-        let shift = page_size.trailing_zeros() as u8;
-        let describe = |pages: &[u64]| Att::new(dev.parent(), pages, shift, fbo, length);
-        let att = match umem.num_blocks(page_size) {
-            // Which takes no list.
-            1 => describe(umem.blocks(page_size).next().as_slice())?,
-            count => {
-                let mut pages = KVVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?;
-                for page in umem.blocks(page_size) {
-                    pages.push(page, GFP_KERNEL_ACCOUNT)?;
-                }
-                describe(&pages)?
-            }
-        };
-        let described = Described {
-            att,
-            umem,
-            number: Atomic::new(0),
-        };
-        Ok(Self(Lent::new(&dev.hw.reach, described)))
-    }
-
-    /// Pins the rings of a queue, which the device writes.
-    pub(crate) fn pin_rings(dev: &Device<Ferrite>, address: u64, length: u64) -> Result<Self> {
-        Self::pin(dev, address, length, address, Access::LOCAL_WRITE)
-    }
-
-    /// Checks that the memory can be used with other rights.
-    fn check_access(&self, access: Access) -> Result {
-        self.0.umem.check_access(access)
-    }
-
-    /// What to tell the device.
-    pub(crate) fn buffer(&self) -> Buffer {
-        self.0.att.buffer()
-    }
-
-    /// What tells it from other memory. It says nothing about where that is.
-    fn number(&self) -> u64 {
-        number_once(&self.0.number, || {
-            drawn_number([random::get_u32(), random::get_u32()])
-        })
-    }
-}
 
 /// Pins what a region is to be of.
 fn pin_region(dev: &Device<Ferrite>, region: &UserRegion) -> Result<PinnedMemory> {
@@ -195,214 +80,6 @@ fn pin_region(dev: &Device<Ferrite>, region: &UserRegion) -> Result<PinnedMemory
         return Err(EINVAL);
     }
     PinnedMemory::pin(dev, region.start, region.length, region.iova, region.access)
-}
-
-/// The rights of a region that the device knows, out of what a consumer asked for.
-fn device_access(access: Access, features: u64) -> Result<u32> {
-    if access.contains(Access::ON_DEMAND) {
-        return Err(errno::eopnotsupp());
-    }
-    region_rights(access, features)
-}
-
-/// The same, whether or not pages come and go.
-fn region_rights(access: Access, features: u64) -> Result<u32> {
-    let given = effective(access, features);
-    // Flushes are refused as the core does, which does not see all registrations. Atomics are not: the
-    // core lets their right pass whatever the device can do, and programs that register memory for any
-    // use ask for it. That there are none is for the attributes of the device to say.
-    if access.without(given).intersects(FLUSHES) {
-        return Err(errno::eopnotsupp());
-    }
-    Ok(device_rights(given))
-}
-
-/// The same of a registration by work request, which may be for one message only.
-fn registered_access(access: Access, features: u64) -> Result<u32> {
-    let rights = device_access(access, features)?;
-    if !access.contains(extension::ONE_TOUCH_ACCESS) {
-        return Ok(rights);
-    }
-    if features & abi::FEATURE_ONE_TOUCH == 0 {
-        return Err(errno::eopnotsupp());
-    }
-    Ok(rights | abi::ACCESS_ONE_TOUCH)
-}
-
-/// Rights to flush.
-const FLUSHES: Access =
-    Access::from_raw(Access::FLUSH_GLOBAL.as_raw() | Access::FLUSH_PERSISTENT.as_raw());
-
-/// Rights without those to do what a device with such features cannot, and would refuse.
-pub(crate) fn effective(access: Access, features: u64) -> Access {
-    let mut absent = Access::FLUSH_PERSISTENT;
-    if features & abi::FEATURE_ATOMICS == 0 {
-        absent = absent | Access::REMOTE_ATOMIC;
-    }
-    if features & abi::FEATURE_FLUSH == 0 {
-        absent = absent | Access::FLUSH_GLOBAL;
-    }
-    access.without(absent)
-}
-
-/// Rights as the device says them.
-pub(crate) fn device_rights(access: Access) -> u32 {
-    let rights = [
-        (Access::LOCAL_WRITE, abi::ACCESS_LOCAL_WRITE),
-        (Access::REMOTE_WRITE, abi::ACCESS_REMOTE_WRITE),
-        (Access::REMOTE_READ, abi::ACCESS_REMOTE_READ),
-        (Access::REMOTE_ATOMIC, abi::ACCESS_REMOTE_ATOMIC),
-        (Access::MW_BIND, abi::ACCESS_WINDOW_BIND),
-        (Access::ZERO_BASED, abi::ACCESS_ZERO_BASED),
-        (Access::FLUSH_GLOBAL, abi::ACCESS_FLUSH_GLOBAL),
-    ];
-    rights
-        .iter()
-        .filter(|(asked, _)| access.contains(*asked))
-        .fold(0, |rights, (_, right)| rights | right)
-}
-
-/// The pages of a region that is registered by work request (FRWR).
-struct FrwrPages {
-    tables: Lent<FrwrTables>,
-    used: Atomic<u32>,
-}
-
-/// Room for the addresses of those pages.
-struct FrwrTables {
-    /// All but the last are full tables.
-    leaves: KVec<Coherent<[u64]>>,
-    /// The addresses of those, where there are several.
-    root: Option<Coherent<[u64]>>,
-    /// How many pages there is room for.
-    pages: u32,
-}
-
-impl Leak for FrwrTables {
-    fn leak(self) {
-        mem::forget(self);
-    }
-}
-
-/// The lengths of the tables that `pages` pages take.
-fn leaf_lengths(pages: u32) -> impl Iterator<Item = usize> {
-    let pages = pages as usize;
-    (0..pages)
-        .step_by(ATT_TABLE_ENTRIES)
-        .map(move |first| ATT_TABLE_ENTRIES.min(pages - first))
-}
-
-/// In which of those tables the page at `index` is, and where in it; none beyond the last page.
-fn place_in_leaves(index: u32, pages: u32) -> Option<(usize, usize)> {
-    let at = index as usize;
-    (index < pages).then_some((at / ATT_TABLE_ENTRIES, at % ATT_TABLE_ENTRIES))
-}
-
-impl FrwrTables {
-    /// Room for `pages` pages, at least one.
-    fn new(dev: &Device<Ferrite>, pages: u32) -> Result<Self> {
-        let parent = dev.parent();
-        let mut leaves = KVec::new();
-        for entries in leaf_lengths(pages) {
-            leaves.push(
-                Coherent::zeroed_slice(parent, entries, GFP_KERNEL)?,
-                GFP_KERNEL,
-            )?;
-        }
-        let root = if leaves.len() > 1 {
-            let root: Coherent<[u64]> = Coherent::zeroed_slice(parent, leaves.len(), GFP_KERNEL)?;
-            for (index, leaf) in leaves.iter().enumerate() {
-                kernel::dma_write!(root, [try: index], leaf.dma_handle());
-            }
-            Some(root)
-        } else {
-            None
-        };
-        Ok(Self {
-            leaves,
-            root,
-            pages,
-        })
-    }
-
-    /// Sets the address of a page; `ENOMEM` where there is no room for it.
-    fn set(&self, index: u32, address: u64) -> Result {
-        let (leaf, at) = place_in_leaves(index, self.pages).ok_or(ENOMEM)?;
-        let leaf = self.leaves.get(leaf).ok_or(ENOMEM)?;
-        kernel::dma_write!(leaf, [try: at], address);
-        Ok(())
-    }
-
-    /// How the first `pages` of them are told to the device: the order, and the address of the table.
-    fn start(&self, pages: u64) -> Result<(AttOrder, u64)> {
-        let order = list_order(pages).ok_or(EINVAL)?;
-        let table = match order {
-            AttOrder::Second => self.root.as_ref(),
-            _ => self.leaves.first(),
-        };
-        Ok((order, table.ok_or(EINVAL)?.dma_handle()))
-    }
-}
-
-/// The order of a list of `pages` pages, which are in tables however few there are.
-fn list_order(pages: u64) -> Option<AttOrder> {
-    match Buffer::order_for(pages)? {
-        AttOrder::Direct => Some(AttOrder::First),
-        order => Some(order),
-    }
-}
-
-/// A region of a process as it was registered last.
-#[derive(Clone)]
-pub(crate) struct UserState {
-    /// Other regions may be of it too.
-    memory: Arc<PinnedMemory>,
-    pd: u32,
-    access: Access,
-    /// Address of the first byte, as work requests say it.
-    iova: u64,
-}
-
-impl UserState {
-    /// One more region of the same memory, with rights and in a domain of its own. It is to be at the same address, of
-    /// the same length: so the core shows it.
-    fn share(&self, pd: u32, region: &UserRegion) -> Result<Self> {
-        if (region.iova, region.length) != (self.iova, self.memory.buffer().length) {
-            return Err(EINVAL);
-        }
-        self.memory.check_access(region.access)?;
-        Ok(Self {
-            memory: self.memory.clone(),
-            pd,
-            access: region.access,
-            iova: self.iova,
-        })
-    }
-
-    fn command(&self, tag: u32, flags: u32, features: u64) -> Result<RegisterRegion> {
-        let access = device_access(self.access, features)?;
-        let buffer = self.memory.buffer();
-        Ok(RegisterRegion {
-            tag,
-            pd: self.pd,
-            access,
-            flags,
-            address: device_address(access, self.iova, buffer.length)?,
-            buffer,
-        })
-    }
-}
-
-/// The address of the first byte of a region with these rights, as the device is told. The last one has to have an
-/// address as well: the device would refuse that, perhaps only after the key was given out.
-fn device_address(access: u32, iova: u64, length: u64) -> Result<u64> {
-    let address = if access & abi::ACCESS_ZERO_BASED != 0 {
-        0
-    } else {
-        iova
-    };
-    address.checked_add(length).ok_or(EINVAL)?;
-    Ok(address)
 }
 
 /// Where the memory of a region is.
@@ -445,55 +122,6 @@ impl RegionMemory {
     /// Whether somebody may stand still for the region, whom only the device can tell that it has ended.
     fn is_waited_for(&self) -> bool {
         matches!(self, Self::OnDemand(_))
-    }
-}
-
-/// What a process wants made when it registers memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wanted {
-    /// A region of its memory.
-    Region,
-    /// A key for lists of so many pieces of regions at the most.
-    List(u32),
-    /// A region of the memory that the region with this key is of.
-    Shared(u32),
-}
-
-impl Wanted {
-    /// What the private part of a request says. A process without one, or a provider of before, wants a
-    /// region.
-    fn new(request: &UverbsMrRequest, region: &UserRegion, features: u64) -> Result<Self> {
-        // Of the others one field is used by each kind.
-        let is_shared = request.kind == abi::UVERBS_MR_SHARED;
-        let zeroes = (
-            request.reserved,
-            if is_shared {
-                request.max_pieces
-            } else {
-                request.key
-            },
-        );
-        if zeroes != (0, 0) {
-            return Err(EINVAL);
-        }
-        match request.kind {
-            0 if request.max_pieces == 0 => Ok(Self::Region),
-            0 => Err(EINVAL),
-            abi::UVERBS_MR_LIST if features & abi::FEATURE_LISTS == 0 => Err(errno::eopnotsupp()),
-            abi::UVERBS_MR_LIST => {
-                // It has neither memory nor rights before it is registered.
-                let memory = (region.start, region.length, region.iova);
-                let is_empty = memory == (0, 0, 0) && region.access == Access::default();
-                let pieces = 1..=abi::MAX_PIECES as u32;
-                if is_empty && pieces.contains(&request.max_pieces) {
-                    Ok(Self::List(request.max_pieces))
-                } else {
-                    Err(EINVAL)
-                }
-            }
-            abi::UVERBS_MR_SHARED => Ok(Self::Shared(request.key)),
-            _ => Err(errno::eopnotsupp()),
-        }
     }
 }
 
@@ -653,17 +281,6 @@ impl FerriteMr {
         }))
     }
 
-    /// Makes a key under which lists of up to `pieces` pieces of other regions are registered by work
-    /// request. Nothing is pinned for it.
-    fn allocate_list<'a>(
-        pd: &Pd<Ferrite>,
-        new: New<'a, kind::Mr, Ferrite>,
-        pieces: u32,
-    ) -> Result<&'a Mr<Ferrite>> {
-        let memory = RegionMemory::List { most: pieces };
-        Self::allocate_tag(pd, new, TagKind::List, pieces, memory)
-    }
-
     /// Reserves a tag for what is registered by work request.
     fn allocate_tag<'a>(
         pd: &Pd<Ferrite>,
@@ -672,58 +289,14 @@ impl FerriteMr {
         most: u32,
         memory: RegionMemory,
     ) -> Result<&'a Mr<Ferrite>> {
-        let dev = pd.device();
-        let taken = dev.tags.take(pd.holder())?;
-        let tag = taken.get();
-        let object = tpt::make(
-            dev,
-            &AllocateTag {
-                tag: tag.0,
-                pd: pd.number(),
-                kind: kind.number(),
-                reserved: [0; 3],
-                max_pages: most,
-            },
-            tag,
-        )?;
+        let allocated = tpt::allocate(pd, kind, most)?;
+        let tag = allocated.tag.get();
         new.set_keys(tag.0, tag.0);
         new.init(Ok::<_, Error>(Self {
-            object: Some(object),
+            object: Some(allocated.object),
             memory,
-            tag: Some(taken),
+            tag: Some(allocated.tag),
         }))
-    }
-
-    /// The work request that registers the listed pages.
-    pub(crate) fn register_part(registration: &RegWr<'_, Ferrite>) -> Result<FastRegisterPart> {
-        let &RegWr { mr, key, access } = registration;
-        let RegionMemory::Frwr(list) = &mr.memory else {
-            return Err(EINVAL);
-        };
-        let page_size = u64::from(mr.page_size());
-        if !page_size.is_power_of_two() || mr.device().caps.page_sizes & page_size == 0 {
-            return Err(EINVAL);
-        }
-        let pages = list.used.load(Relaxed).into();
-        let (order, root) = list.tables.start(pages)?;
-        let buffer = Buffer {
-            root,
-            length: mr.length(),
-            fbo: (mr.iova() & (page_size - 1)) as u32,
-            page_shift: page_size.trailing_zeros() as u8,
-            order: order.number(),
-            reserved: 0,
-        };
-        if buffer.pages() != Some(pages) {
-            return Err(EINVAL);
-        }
-        Ok(FastRegisterPart {
-            tag: key,
-            access: registered_access(access, mr.device().features())?,
-            address: mr.iova(),
-            buffer,
-            reserved: 0,
-        })
     }
 }
 
@@ -917,46 +490,6 @@ impl MrOps for Ferrite {
     }
 }
 
-impl FrwrOps for Ferrite {
-    /// Makes a region of up to `pages` pages that is registered by work request.
-    fn alloc_mr<'a>(
-        pd: &Pd<Self>,
-        new: New<'a, kind::Mr, Self>,
-        pages: u32,
-    ) -> Result<&'a Mr<Self>> {
-        let dev = pd.device();
-        if !dev.has(abi::FEATURE_FAST_REGISTER) {
-            return Err(errno::eopnotsupp());
-        }
-        if pages == 0 || pages > dev.caps.max_fast_register_pages {
-            return Err(EINVAL);
-        }
-        let list = FrwrPages {
-            tables: Lent::new(&dev.hw.reach, FrwrTables::new(dev, pages)?),
-            used: Atomic::new(0),
-        };
-        FerriteMr::allocate_tag(pd, new, TagKind::Region, pages, RegionMemory::Frwr(list))
-    }
-
-    /// Forgets the pages that were listed.
-    fn begin_mr_map(mr: &Mr<Self>) {
-        if let RegionMemory::Frwr(list) = &mr.memory {
-            list.used.store(0, Relaxed);
-        }
-    }
-
-    /// Adds the page at `addr` to the list; `ENOMEM` when it is full.
-    fn push_mr_page(mr: &Mr<Self>, addr: u64) -> Result {
-        let RegionMemory::Frwr(list) = &mr.memory else {
-            return Err(EINVAL);
-        };
-        let index = list.used.load(Relaxed);
-        list.tables.set(index, addr)?;
-        list.used.store(index + 1, Relaxed);
-        Ok(())
-    }
-}
-
 /// How a region that a registration has got so far with is changed: one that the device did not make is made then.
 fn replacing(making: Making) -> u32 {
     match making {
@@ -976,19 +509,11 @@ fn registration(making: Making) -> (Option<&'static CStr>, Option<u32>) {
     }
 }
 
-/// The page size of a buffer, and how many addresses of pages the device was told of.
-fn shape(buffer: &Buffer) -> Option<(u32, u32)> {
-    let page_size = 1u32.checked_shl(buffer.page_shift.into())?;
-    let entries = match AttOrder::from_number(buffer.order)? {
-        AttOrder::Direct => 1,
-        AttOrder::First | AttOrder::Second => u32::try_from(buffer.pages()?).ok()?,
-    };
-    Some((page_size, entries))
-}
-
 #[kunit_tests(ferrite_mr)]
 mod tests {
+    use super::rights::registered_access;
     use super::*;
+    use crate::abi::UverbsMrRequest;
 
     const ALL_FEATURES: u64 = u64::MAX;
 
@@ -1002,71 +527,6 @@ mod tests {
         );
         assert_eq!(told(Access::FLUSH_GLOBAL), Ok(abi::ACCESS_FLUSH_GLOBAL));
         assert_eq!(told(Access::default()), Ok(0));
-    }
-
-    #[test]
-    fn a_list_of_pages_is_in_one_table_or_in_tables_of_a_table() {
-        let entries = ATT_TABLE_ENTRIES as u64;
-        for pages in [0, 1, 2, entries] {
-            assert_eq!(list_order(pages), Some(AttOrder::First));
-        }
-        for pages in [entries + 1, 1 << 16] {
-            assert_eq!(list_order(pages), Some(AttOrder::Second));
-        }
-    }
-
-    #[test]
-    fn each_page_of_a_list_has_a_place_and_those_beyond_it_none() {
-        let entries = ATT_TABLE_ENTRIES as u32;
-        for pages in [
-            1,
-            2,
-            entries - 1,
-            entries,
-            entries + 1,
-            600,
-            2 * entries,
-            1 << 16,
-        ] {
-            let mut next = 0;
-            for (leaf, length) in leaf_lengths(pages).enumerate() {
-                assert!((1..=ATT_TABLE_ENTRIES).contains(&length));
-                for at in 0..length {
-                    assert_eq!(place_in_leaves(next, pages), Some((leaf, at)));
-                    next += 1;
-                }
-            }
-            assert_eq!(next, pages);
-            for beyond in [pages, pages + 1, pages.next_multiple_of(entries), u32::MAX] {
-                assert_eq!(place_in_leaves(beyond, pages), None);
-            }
-        }
-    }
-
-    #[test]
-    fn pages_are_told_of_one_by_one_unless_they_follow_each_other() {
-        let buffer = |pages: u64, page_shift: u8, order: AttOrder| Buffer {
-            root: 0x10_0000,
-            length: pages << page_shift,
-            fbo: 0,
-            page_shift,
-            order: order.number(),
-            reserved: 0,
-        };
-        for (shift, size) in [(12, 4096), (21, 1 << 21), (30, 1 << 30)] {
-            let direct = buffer(3, shift, AttOrder::Direct);
-            assert_eq!(shape(&direct), Some((size, 1)));
-            let listed = buffer(3, shift, AttOrder::First);
-            assert_eq!(shape(&listed), Some((size, 3)));
-        }
-        let large = buffer(1 << 20, 12, AttOrder::Second);
-        assert_eq!(shape(&large), Some((4096, 1 << 20)));
-        // The first byte may be anywhere in the first page.
-        let late = Buffer {
-            fbo: 4095,
-            ..buffer(3, 12, AttOrder::First)
-        };
-        assert_eq!(shape(&late), Some((4096, 4)));
     }
 
     #[test]
@@ -1211,52 +671,10 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_memory_has_all_the_bits_that_readers_keep() {
-        assert_eq!(drawn_number([u32::MAX; 2]), (1 << 53) - 1);
-        // Both words count.
-        assert_eq!(drawn_number([1 << 11, 0]), 1);
-        assert_eq!(drawn_number([0, 1]), 1 << 21);
-        assert_eq!(drawn_number([0, 1 << 31]), 1 << 52);
-        let numbers = [(); 2].map(|_| drawn_number([random::get_u32(), random::get_u32()]));
-        assert!(numbers[0] != numbers[1]);
-    }
-
-    #[test]
-    fn the_number_of_memory_is_drawn_once_by_who_looks_first() {
-        let noted = Atomic::new(0u64);
-        assert_eq!(number_once(&noted, || 7), 7);
-        assert_eq!(number_once(&noted, || 8), 7);
-        // Another one looks at the same time, and was first.
-        let noted = Atomic::new(0u64);
-        let late = number_once(&noted, || {
-            noted.store(5, Relaxed);
-            6
-        });
-        assert_eq!((late, noted.load(Relaxed)), (5, 5));
-        // What is drawn stands for no number that was not.
-        assert_eq!(drawn_number([0, 0]), 1);
-    }
-
-    #[test]
     fn only_what_may_have_windows_or_is_waited_for_waits_for_its_end() {
         let list = RegionMemory::List { most: 4 };
         assert!(!list.takes_windows() && !list.is_waited_for());
         assert!(!RegionMemory::All.takes_windows() && !RegionMemory::All.is_waited_for());
-    }
-
-    #[test]
-    fn the_last_byte_of_a_region_has_an_address() {
-        assert_eq!(device_address(0, 0x1000, 0x1000), Ok(0x1000));
-        let last = u64::MAX - 0xfff;
-        assert_eq!(device_address(0, last, 0xfff), Ok(last));
-        assert_eq!(device_address(0, last, 0x1000), Err(EINVAL));
-        assert_eq!(device_address(0, u64::MAX, 1), Err(EINVAL));
-        // Nothing has an address, whichever.
-        for address in [0, 0x1000, u64::MAX] {
-            assert_eq!(device_address(0, address, 0), Ok(address));
-        }
-        // Addresses that count from zero are whatever they were asked to be.
-        assert_eq!(device_address(abi::ACCESS_ZERO_BASED, last, 0x1000), Ok(0));
     }
 
     #[test]

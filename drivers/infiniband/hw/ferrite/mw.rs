@@ -4,10 +4,7 @@
 
 use crate::{
     abi,
-    abi::{
-        AllocateTag,
-        TagKind, //
-    },
+    abi::TagKind,
     commands::DeviceObject,
     device::Ferrite,
     kernel_ext::errno,
@@ -116,22 +113,12 @@ impl FerriteMw {
         mut new: New<'a, kind::Mw, Ferrite>,
         kind: TagKind,
     ) -> Result<&'a Mw<Ferrite>> {
-        let dev = pd.device();
-        let taken = dev.tags.take(pd.holder())?;
-        let tag = taken.get();
-        let object = tpt::make(
-            dev,
-            &AllocateTag {
-                tag: tag.0,
-                pd: pd.number(),
-                kind: kind.number(),
-                reserved: [0; 3],
-                max_pages: 0,
-            },
-            tag,
-        )?;
-        new.set_rkey(tag.0);
-        new.init(Ok::<_, Error>(Self { object, tag: taken }))
+        let allocated = tpt::allocate(pd, kind, 0)?;
+        new.set_rkey(allocated.tag.get().0);
+        new.init(Ok::<_, Error>(Self {
+            object: allocated.object,
+            tag: allocated.tag,
+        }))
     }
 }
 

@@ -6,30 +6,21 @@
 //! memory for those of the kernel. Only the latter are posted to here ([`posting`]).
 
 mod attributes;
+mod create;
 mod layout;
 mod posting;
 
 use self::{
-    layout::{
-        Abilities,
-        RingLayout,
-        SendUse, //
-    },
-    posting::KernelRings,
+    layout::RingLayout,
+    posting::KernelRings, //
 };
 use crate::{
     abi,
     abi::{
         CommandOpcode,
         CompletionEntry,
-        CreateQueuePair,
         MulticastMember,
-        QueuePairState,
-        Service,
-        Transport,
-        UverbsHashRequest,
-        UverbsQpRequest,
-        UverbsQpResponse, //
+        QueuePairState, //
     },
     commands::DeviceObject,
     cq::FerriteCq,
@@ -38,22 +29,13 @@ use crate::{
         told_to_kernel,
         Ferrite, //
     },
-    flow::{
-        PortInterface,
-        RawPackets, //
-    },
+    flow::PortInterface,
     kernel_ext::errno,
     numbers::Number,
-    port::{
-        DEVICE_PORT,
-        PORT, //
-    },
     qp_event::QpEvents,
-    queue::{
-        announce,
-        QueueMemory, //
-    },
+    queue::QueueMemory,
     rdma::{
+        ibdev_err,
         kind,
         Cq,
         Details,
@@ -63,27 +45,20 @@ use crate::{
         New,
         Qp,
         QpAttr,
-        QpCap,
-        QpCreateFlags,
         QpEvent,
         QpInitAttr,
         QpOps,
         QpQuery,
         QpState,
-        QpType,
         QpValues,
         RecvList,
-        RwqTable,
         SendList,
         Udata, //
     },
-    shares::Holder,
     srq::FerriteSrq,
-    wq::Spread,
-    wqe::SendTerms,
+    wq::Spread, //
 };
 use kernel::{
-    new_mutex,
     prelude::*,
     sync::{
         atomic::{
@@ -93,12 +68,8 @@ use kernel::{
         },
         Arc,
         Mutex, //
-    },
-    types::ScopeGuard,
+    }, //
 };
-
-/// Completion queue of a queue that is not there.
-const NO_CQ: u32 = u32::MAX;
 
 /// The driver's data of a queue pair.
 ///
@@ -183,216 +154,22 @@ impl FerriteQp {
         }
     }
 
-    fn service(dev: &Device<Ferrite>, qp_type: Option<QpType>) -> Result<Service> {
-        match qp_type {
-            Some(QpType::Rc) => Ok(Service::Rc),
-            Some(QpType::Uc) if dev.has(abi::FEATURE_UC) => Ok(Service::Uc),
-            Some(QpType::Ud) if dev.has(abi::FEATURE_UD) => Ok(Service::Ud),
-            Some(QpType::Gsi) if dev.has(abi::FEATURE_UD) => Ok(Service::Gsi),
-            Some(QpType::XrcInitiator) if dev.has(abi::FEATURE_XRC) => Ok(Service::XrcIni),
-            Some(QpType::XrcTarget) if dev.has(abi::FEATURE_XRC) => Ok(Service::XrcTgt),
-            Some(QpType::RawPacket) if dev.has(abi::FEATURE_RAW_PACKETS) => Ok(Service::Raw),
-            _ => Err(errno::eopnotsupp()),
-        }
-    }
-
-    /// Makes a queue pair.
-    fn create<'a>(
-        dev: &Device<Ferrite>,
-        mut new: New<'a, kind::Qp, Ferrite>,
-        attr: &mut QpInitAttr<'_, Ferrite>,
-        udata: Option<&Udata<'_, Ferrite>>,
-    ) -> Result<&'a Qp<Ferrite>> {
-        let service = Self::service(dev, attr.qp_type())?;
-        if attr.srq().is_some() && !dev.has(abi::FEATURE_SRQ) {
-            return Err(errno::eopnotsupp());
-        }
-        if service == Service::Raw && udata.is_none() {
-            return Err(errno::eopnotsupp());
-        }
-        let interface = match service {
-            Service::Raw => Some(RawPackets::interface(dev)?),
-            _ => None,
-        };
-        if let (Some(table), Some(udata)) = (attr.rwq_table(), udata) {
-            let interface = interface.ok_or(errno::eopnotsupp())?;
-            return Self::create_spread(dev, new, attr, (table, interface), udata);
-        }
-        let request: Option<UverbsQpRequest> = match udata {
-            // A target has no queues to say anything about.
-            Some(udata) if service == Service::XrcTgt => Some(udata.read(0)?),
-            Some(udata) => Some(udata.read(core::mem::size_of::<UverbsQpRequest>())?),
-            None => None,
-        };
-        let features = dev.features();
-        let abilities = match &request {
-            // The core takes other flags of processes, none of which the device has.
-            Some(_) if attr.create_flags() != QpCreateFlags::default() => {
-                return Err(errno::eopnotsupp());
-            }
-            Some(request) => Abilities::of_process(request.flags, service, features)?,
-            None => Abilities::of_kernel(attr.create_flags(), service, features)?,
-        };
-        let roles = Roles::new(service, attr)?;
-        let mut cap = checked_cap(dev, &attr.cap())?;
-        if !roles.receives {
-            cap.max_recv_wr = 0;
-            cap.max_recv_sge = 0;
-        }
-        let number = match service {
-            Service::Gsi => dev.gsi.take(Holder::KERNEL)?,
-            _ => dev.qpns.take(Holder::of(udata.is_some()))?,
-        };
-        let qpn = number.get();
-
-        let mut flags = 0;
-        let (layout, (memory, place)) = match (udata, &request) {
-            _ if service == Service::XrcTgt => {
-                let layout = RingLayout::RECORD_ONLY;
-                (layout, QueueMemory::of_nobody(dev, layout.blocks())?)
-            }
-            (Some(udata), Some(request)) => {
-                let (layout, extent) =
-                    RingLayout::from_request(request, &dev.caps, roles.receives)?;
-                (layout, QueueMemory::of_process(dev, udata, extent)?)
-            }
-            _ => {
-                let requests = abilities.requests(service);
-                let layout = RingLayout::for_kernel(&cap, requests);
-                if layout.sq_log_blocks > dev.caps.sq_max_log_blocks
-                    || layout.rq_log_entries > dev.caps.rq_max_log_entries
-                {
-                    return Err(EINVAL);
-                }
-                let terms = SendTerms {
-                    signal_all: attr.signal_all(),
-                    register_send: abilities.register_send,
-                    features,
-                };
-                flags |= abi::QP_FLAG_PRIVILEGED;
-                if requests != SendUse::Ud && dev.has(abi::FEATURE_FAST_REGISTER) {
-                    flags |= abi::QP_FLAG_FAST_REGISTER;
-                }
-                (layout, KernelRings::new(dev, layout, terms)?)
-            }
-        };
-        // Before the device has it: what fails afterwards takes it from the device before its memory goes.
-        let events = QpEvents::new()?;
-        let object = DeviceObject::create(
-            &dev.hw,
-            &CreateQueuePair {
-                qpn,
-                pd: roles.pd,
-                send_cqn: roles.send_cq.map_or(NO_CQ, |cq| cq.number()),
-                receive_cqn: roles.recv_cq.map_or(NO_CQ, |cq| cq.number()),
-                service: service.number(),
-                transport: Transport::RoceV2.number(),
-                flags: flags | roles.flags | abilities.flags(),
-                sq_log_blocks: layout.sq_log_blocks,
-                rq_log_entries: layout.rq_log_entries,
-                rq_log_stride: layout.rq_log_stride,
-                port: DEVICE_PORT,
-                srqn: roles.srqn,
-                doorbell_page: place.doorbell_page,
-                buffer: place.buffer,
-                sq_offset: layout.sq_offset,
-                rq_offset: layout.rq_offset,
-                record_offset: layout.record_offset,
-                xrcd: roles.xrcd,
-                reserved: [0; 3],
-            },
-            CommandOpcode::DestroyQueuePair,
-            qpn,
-        )?;
-        let values = QpValues {
-            cap,
-            signal_all: attr.signal_all(),
-            port: PORT,
-            ..QpValues::default()
-        };
-        new.set_number(qpn);
-        attr.set_cap(&cap);
-        let qp = new.init(pin_init!(Self {
-            object: Some(object),
-            memory,
-            number,
-            layout,
-            state: Atomic::new(QpState::Reset.as_raw()),
-            events,
-            last_receive: Atomic::new(0),
-            refused: Atomic::new(0),
-            spread: None,
-            interface,
-            values <- new_mutex!(values, "ferrite_qp"),
-            groups <- new_mutex!(KVec::new(), "ferrite_qp_groups"),
-        }))?;
-        let cqs = || [roles.send_cq, roles.recv_cq].into_iter().flatten();
-        let attached = ScopeGuard::new(|| cqs().for_each(|cq| FerriteCq::detach(cq, qpn)));
-        cqs().try_for_each(|cq| FerriteCq::attach(cq, qp))?;
-        let found = qp.get_ref().ok_or(ENODEV)?;
-        announce(&dev.hw.qps, qpn, found, || match udata {
-            Some(udata) => udata.respond(&UverbsQpResponse { qpn, reserved: 0 }),
-            None => Ok(()),
-        })?;
-        attached.dismiss();
-        Ok(qp)
-    }
-
-    /// Makes a queue pair that receives by a table, and sends nothing.
-    fn create_spread<'a>(
-        dev: &Device<Ferrite>,
-        mut new: New<'a, kind::Qp, Ferrite>,
-        attr: &mut QpInitAttr<'_, Ferrite>,
-        (table, interface): (&RwqTable<Ferrite>, PortInterface),
-        udata: &Udata<'_, Ferrite>,
-    ) -> Result<&'a Qp<Ferrite>> {
-        if attr.send_cq().is_some() || attr.create_flags() != QpCreateFlags::default() {
-            return Err(errno::eopnotsupp());
-        }
-        let request: UverbsHashRequest = udata.read(core::mem::size_of::<UverbsHashRequest>())?;
-        let spread = Spread::new(table, &request)?;
-        // To the core a queue pair has a number; the device knows of none.
-        let number = dev.qpns.take(Holder::current())?;
-        let qpn = number.get();
-        let events = QpEvents::new()?;
-        let values = QpValues {
-            port: PORT,
-            ..QpValues::default()
-        };
-        new.set_number(qpn);
-        attr.set_cap(&values.cap);
-        let qp = new.init(pin_init!(Self {
-            object: None,
-            memory: QueueMemory::Nothing,
-            number,
-            layout: RingLayout::RECORD_ONLY,
-            state: Atomic::new(QpState::Reset.as_raw()),
-            events,
-            last_receive: Atomic::new(0),
-            refused: Atomic::new(0),
-            spread: Some(spread),
-            interface: Some(interface),
-            values <- new_mutex!(values, "ferrite_qp"),
-            groups <- new_mutex!(KVec::new(), "ferrite_qp_groups"),
-        }))?;
-        let found = qp.get_ref().ok_or(ENODEV)?;
-        // Nobody finds it before that, who could tell its process of a failure: of a queue pair whose making fails the core
-        // forgets all but the events that are to be read, which lead to it.
-        udata.respond(&UverbsQpResponse { qpn, reserved: 0 })?;
-        announce(&dev.hw.qps, qpn, found, || Ok(()))?;
-        Ok(qp)
-    }
-
     /// Drops the completions that nobody has polled: the next queue pair of this number must not
     /// see them, nor must this one if it is used again. Receives of a shared queue are given back.
     fn forget_completions(qp: &Qp<Ferrite>) {
-        let qpn = qp.number();
-        if let Some(cq) = qp.send_cq() {
-            FerriteCq::purge(cq, qpn, |entry| Self::give_back_shared(qp, entry));
+        for cq in Self::cqs(qp) {
+            FerriteCq::purge(cq, qp.number(), |entry| Self::give_back_shared(qp, entry));
         }
-        if let Some(cq) = qp.recv_cq() {
-            FerriteCq::purge(cq, qpn, |entry| Self::give_back_shared(qp, entry));
-        }
+    }
+
+    /// Has its completion queues know it no more.
+    fn detach_cqs(qp: &Qp<Ferrite>) {
+        Self::cqs(qp).for_each(|cq| FerriteCq::detach(cq, qp.number()));
+    }
+
+    /// The completion queues that it has; one twice that serves both its queues.
+    fn cqs(qp: &Qp<Ferrite>) -> impl Iterator<Item = &Cq<Ferrite>> + '_ {
+        [qp.send_cq(), qp.recv_cq()].into_iter().flatten()
     }
 
     /// Gives a receive of a shared queue back whose completion nobody will see.
@@ -485,12 +262,9 @@ impl QpOps for Ferrite {
         if let Some(object) = &qp.object {
             object.destroy();
         }
-        let qpn = qp.number();
-        qp.device().hw.qps.remove(qpn as usize);
+        qp.device().hw.qps.remove(qp.number() as usize);
         FerriteQp::forget_completions(qp);
-        for cq in [qp.send_cq(), qp.recv_cq()].into_iter().flatten() {
-            FerriteCq::detach(cq, qpn);
-        }
+        FerriteQp::detach_cqs(qp);
         Ok(())
     }
 
@@ -551,67 +325,14 @@ impl McastOps for Ferrite {
         let hw = &qp.device().hw;
         if let Err(error) = FerriteQp::tell_membership(qp, CommandOpcode::DetachMulticast, gid) {
             if !hw.is_dead() {
-                dev_err!(hw.pdev, "a member cannot leave its group: {:?}\n", error);
+                ibdev_err!(
+                    qp.device(),
+                    "a member cannot leave its group: {:?}\n",
+                    error
+                );
                 hw.fail();
             }
         }
         Ok(())
-    }
-}
-
-/// Checks what is asked of a queue pair; returns what it gets.
-fn checked_cap(dev: &Device<Ferrite>, asked: &QpCap) -> Result<QpCap> {
-    let caps = &dev.caps;
-    if asked.max_send_wr > 1 << caps.sq_max_log_blocks
-        || asked.max_recv_wr > 1 << caps.rq_max_log_entries
-        || asked.max_send_sge > caps.max_sge.into()
-        || asked.max_recv_sge > caps.max_sge.into()
-        || asked.max_inline_data > caps.max_inline
-    {
-        return Err(EINVAL);
-    }
-    Ok(*asked)
-}
-
-/// What a new queue pair belongs to, by service: targets of extended connections (XRC) have neither
-/// protection domain nor completion queues, initiators no receive queue.
-struct Roles<'a> {
-    pd: u32,
-    send_cq: Option<&'a Cq<Ferrite>>,
-    recv_cq: Option<&'a Cq<Ferrite>>,
-    srqn: u32,
-    xrcd: u32,
-    flags: u16,
-    /// Whether it has a receive queue of its own.
-    receives: bool,
-}
-
-impl<'a> Roles<'a> {
-    fn new(service: Service, attr: &QpInitAttr<'a, Ferrite>) -> Result<Self> {
-        let mut roles = Self {
-            pd: 0,
-            send_cq: None,
-            recv_cq: None,
-            srqn: 0,
-            xrcd: 0,
-            flags: 0,
-            receives: false,
-        };
-        if service == Service::XrcTgt {
-            roles.xrcd = attr.xrcd().ok_or(EINVAL)?.number();
-            return Ok(roles);
-        }
-        roles.pd = attr.pd().ok_or(EINVAL)?.number();
-        roles.send_cq = Some(attr.send_cq().ok_or(EINVAL)?);
-        if service == Service::XrcIni {
-            return Ok(roles);
-        }
-        roles.recv_cq = Some(attr.recv_cq().ok_or(EINVAL)?);
-        roles.receives = attr.srq().is_none();
-        if let Some(srq) = attr.srq() {
-            roles.srqn = srq.number();
-            roles.flags = abi::QP_FLAG_SRQ;
-        }
-        Ok(roles)
     }
 }

@@ -4,7 +4,7 @@
 //! process or of the kernel, a page of doorbells, and how a new one gets known.
 //!
 //! A queue is made in this order: memory and number, the object in the device, the core's object with the driver's
-//! data, the table in which events find it, the answer to the process. Each step is undone by dropping what it made:
+//! data, the answer to the process, the table in which events find it. Each step is undone by dropping what it made:
 //! the first three are fields of the driver's data, with the object first, so that the device lets go before its memory
 //! and its number do, and the rest is [`announce`]. Initialising the driver's data does not fail any more (`pin_init!`,
 //! not `try_pin_init!`), since fields of one that is only half there are dropped in another order. So there is nothing
@@ -30,10 +30,7 @@ use kernel::{
     new_mutex,
     prelude::*,
     sync::Mutex,
-    types::{
-        ForeignOwnable,
-        ScopeGuard, //
-    },
+    types::ForeignOwnable, //
 };
 
 /// Where a process has the buffer of a queue: all parts of the queue are in it.
@@ -160,18 +157,20 @@ impl<K> QueueMemory<K> {
     }
 }
 
-/// Lets events find a queue by its number, and then answers who made it. Where that fails, they find it no more.
+/// Answers who makes a queue, and then lets events find it by its number.
+///
+/// In this order: the number can be guessed, and the device made to tell of the queue, before who makes it has it. The core
+/// links such an event to its object of the queue; where the queue's making fails after that, it forgets the object and
+/// leaves the event to be read, which leads to where the object was. So nothing fails any more once an event finds the
+/// queue.
 pub(crate) fn announce<R: ForeignOwnable>(
     table: &IrqXArray<R>,
     number: u32,
     queue: R,
     answer: impl FnOnce() -> Result,
 ) -> Result {
-    table.insert(number as usize, queue)?;
-    let listed = ScopeGuard::new(|| drop(table.remove(number as usize)));
     answer()?;
-    listed.dismiss();
-    Ok(())
+    table.insert(number as usize, queue)
 }
 
 #[kunit_tests(ferrite_queue)]
@@ -200,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_whose_maker_gets_no_answer_is_found_by_nobody() -> Result {
+    fn a_queue_is_found_by_nobody_before_its_maker_is_answered() -> Result {
         let table: Pin<KBox<IrqXArray<Arc<u32>>>> =
             KBox::pin_init(new_irq_xarray!("ferrite_queue_test"), GFP_KERNEL)?;
         let (one, other) = (Arc::new(1, GFP_KERNEL)?, Arc::new(2, GFP_KERNEL)?);
@@ -208,17 +207,17 @@ mod tests {
         let announce = |queue: &Arc<u32>, answer: &dyn Fn() -> Result| {
             announce(&table, 7, queue.clone(), answer)
         };
-        // It is there when the answer is given: the process may use it at once.
-        let failing = || {
-            assert_eq!(found(7), Some(1));
-            Err(EFAULT)
+        let answers = |answer: Result| {
+            move || {
+                assert_eq!(found(7), None);
+                answer
+            }
         };
-        assert_eq!(announce(&one, &failing), Err(EFAULT));
+        assert_eq!(announce(&one, &answers(Err(EFAULT))), Err(EFAULT));
         assert_eq!(found(7), None);
-        assert_eq!(announce(&one, &|| Ok(())), Ok(()));
+        assert_eq!(announce(&one, &answers(Ok(()))), Ok(()));
         // One that has its number stays.
-        let taken = announce(&other, &|| unreachable!());
-        assert_eq!(taken, Err(EBUSY));
+        assert_eq!(announce(&other, &|| Ok(())), Err(EBUSY));
         assert_eq!(found(7), Some(1));
         Ok(())
     }

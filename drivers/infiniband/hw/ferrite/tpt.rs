@@ -6,11 +6,13 @@
 use crate::{
     abi::{
         self,
+        AllocateTag,
         AttOrder,
         Buffer,
         Command,
         CommandOpcode,
         Tag,
+        TagKind,
         ATT_MAX_ROOT_ENTRIES,
         ATT_TABLE_ENTRIES, //
     },
@@ -200,6 +202,29 @@ pub(crate) fn make<C: Command>(
         DeviceObject::create
     };
     make(&dev.hw, command, CommandOpcode::ReleaseTag, tag.0)
+}
+
+/// A tag that the device keeps a place for. Whoever has both parts drops the object first: the tag is nobody else's
+/// before the device has let go of it.
+pub(crate) struct Allocated {
+    pub(crate) object: DeviceObject,
+    pub(crate) tag: TakenTag,
+}
+
+/// Takes a tag for what is registered by work request, or bound, and has the device keep a place for so many pages of
+/// it. Sleeps.
+pub(crate) fn allocate(pd: &rdma::Pd<Ferrite>, kind: TagKind, max_pages: u32) -> Result<Allocated> {
+    let dev = pd.device();
+    let tag = dev.tags.take(pd.holder())?;
+    let command = AllocateTag {
+        tag: tag.get().0,
+        pd: pd.number(),
+        kind: kind.number(),
+        reserved: [0; 3],
+        max_pages,
+    };
+    let object = make(dev, &command, tag.get())?;
+    Ok(Allocated { object, tag })
 }
 
 /// Memory for address translation tables (ATT), which the device reads.

@@ -19,14 +19,6 @@ use crate::{
 };
 use kernel::prelude::*;
 
-/// What a hash is made of: of everything that the device knows.
-const TYPES: u16 = abi::HASH_IPV4
-    | abi::HASH_TCP_IPV4
-    | abi::HASH_IPV6
-    | abi::HASH_TCP_IPV6
-    | abi::HASH_UDP_IPV4
-    | abi::HASH_UDP_IPV6;
-
 /// The types that have ports.
 pub(super) const WITH_PORTS: u16 =
     abi::HASH_TCP_IPV4 | abi::HASH_TCP_IPV6 | abi::HASH_UDP_IPV4 | abi::HASH_UDP_IPV6;
@@ -176,7 +168,8 @@ impl Redirection {
         }
         redirection(&SetRedirection {
             port: port::DEVICE_PORT,
-            types: TYPES,
+            // Of everything that the device knows.
+            types: abi::ALL_HASHES,
             mask: (told.len() - 1) as u16,
             key: self.key,
             ..SetRedirection::zeroed()
@@ -213,7 +206,7 @@ mod tests {
                 Ok(())
             },
             |command| {
-                assert_eq!(command.types, TYPES);
+                assert_eq!(command.types, abi::ALL_HASHES);
                 assert_eq!(command.key, *redirection.key());
                 mask = command.mask;
                 Ok(())

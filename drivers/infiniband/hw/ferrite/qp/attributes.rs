@@ -18,6 +18,7 @@ use crate::{
     },
     port::PORT,
     rdma::{
+        ibdev_warn,
         Access,
         Mtu,
         Qp,
@@ -121,8 +122,8 @@ impl FerriteQp {
                 // It ends meanwhile.
                 Err(error) if error == ENOENT => return,
                 Err(error) if !hw.is_dead() => {
-                    dev_warn!(
-                        hw.pdev,
+                    ibdev_warn!(
+                        qp.device(),
                         "a queue pair keeps the raw packets of its interface: {:?}\n",
                         error
                     );
