@@ -6,6 +6,7 @@
 //! What a table says is never trusted: whatever address comes out of it, host memory is accessed
 //! through [`HostMemory`], which knows the bounds.
 
+use crate::loan::{Data, Loan};
 use crate::memory::{DmaError, HostMemory};
 use ferrite_abi::{
     AttOrder, Buffer, ATT_MAX_ROOT_ENTRIES, ATT_TABLE_ENTRIES, PAGE_SHIFT_MAX, PAGE_SHIFT_MIN,
@@ -188,9 +189,18 @@ impl Att {
         let mut done = 0;
         while done < length {
             let (address, contiguous) = self.resolve(memory, offset + done as u64)?;
-            let piece = usize::try_from(contiguous)
-                .unwrap_or(usize::MAX)
-                .min(length - done);
+            let most = |contiguous| usize::try_from(contiguous).unwrap_or(usize::MAX);
+            let mut piece = most(contiguous).min(length - done);
+            // Pages that follow each other are one piece.
+            while done + piece < length {
+                match self.resolve(memory, offset + (done + piece) as u64) {
+                    Ok((next, more)) if address.checked_add(piece as u64) == Some(next) => {
+                        piece += most(more).min(length - done - piece);
+                    }
+                    // What is wrong is told in its turn.
+                    _ => break,
+                }
+            }
             access(address, done..done + piece)?;
             done += piece;
         }
@@ -210,15 +220,32 @@ impl Att {
     }
 
     /// Copies to the buffer. Nothing is copied when the range is not all inside.
-    pub fn write<M: HostMemory + ?Sized>(
+    pub fn write<'a, M: HostMemory + ?Sized>(
         &self,
         memory: &M,
         offset: u64,
-        bytes: &[u8],
+        data: impl Into<Data<'a>>,
     ) -> Result<(), AttError> {
-        self.pieces(memory, offset, bytes.len(), |address, range| {
-            memory.write(address, &bytes[range])
+        let data = data.into();
+        self.pieces(memory, offset, data.len(), |address, range| {
+            memory.place(address, data.slice(range))
         })
+    }
+
+    /// Lends a part of the buffer; false where memory is not lent.
+    pub fn lend<M: HostMemory + ?Sized>(
+        &self,
+        memory: &M,
+        offset: u64,
+        length: usize,
+        loan: &mut Loan,
+    ) -> Result<bool, AttError> {
+        let mut lent = true;
+        self.pieces(memory, offset, length, |address, range| {
+            lent = lent && memory.lend(address, range.len(), loan)?;
+            Ok(())
+        })?;
+        Ok(lent)
     }
 
     /// The address of `length` bytes that must be contiguous, as everything aligned is.
@@ -282,6 +309,31 @@ mod tests {
         assert_eq!(att.resolve(&memory, 0), Ok((0x2064, 0x3000)));
         assert_eq!(att.resolve(&memory, 0x2fff), Ok((0x5063, 1)));
         assert_eq!(att.resolve(&memory, 0x3000), Err(AttError::OutOfRange));
+    }
+
+    #[test]
+    fn pages_that_follow_each_other_are_one_piece() {
+        let memory = TestMemory::new(0, 0x10_0000);
+        for (n, address) in [0x2000u64, 0x3000, 0x4000, 0x8000, 0x9000, 0x5000]
+            .into_iter()
+            .enumerate()
+        {
+            memory.put(0x1000 + n as u64 * 8, &address);
+        }
+        let att = Att::new(&buffer(AttOrder::First, 0x1000, 6 * PAGE - 100, 100)).unwrap();
+        let mut pieces = Vec::new();
+        let all = att.pieces(&memory, 10, 6 * PAGE as usize - 120, |address, range| {
+            pieces.push((address, range.len()));
+            Ok(())
+        });
+        assert_eq!(all, Ok(()));
+        let page = PAGE as usize;
+        let wanted = [
+            (0x2000 + 110, 3 * page - 110),
+            (0x8000, 2 * page),
+            (0x5000, page - 10),
+        ];
+        assert_eq!(pieces, wanted);
     }
 
     #[test]

@@ -8,7 +8,8 @@ use crate::device_memory::DEVICE_MEMORY_SIZE;
 use crate::eq::EventQueues;
 use crate::flows::Flows;
 use crate::gid::GidTable;
-use crate::memory::{DmaError, Host, HostMemory, Room, Way, FRAME_OVERHEAD};
+use crate::loan::{Data, Lender, Loan};
+use crate::memory::{DmaError, Host, HostMemory, Room, Way, ENOUGH_ROOM, FRAME_OVERHEAD};
 use crate::misbehaviour::Misbehaving;
 use crate::multicast::{Groups, MULTICAST_QPN};
 use crate::network::Network;
@@ -30,6 +31,7 @@ use ferrite_abi::{
 };
 use std::collections::{BTreeMap, VecDeque};
 use std::mem::offset_of;
+use std::sync::Arc;
 
 /// Base-2 logarithm of the largest MTU there is.
 pub const MAX_LOG_MTU: u8 = 12;
@@ -426,6 +428,9 @@ pub(crate) struct Allowance {
     pub(crate) data: u32,
     /// Answers without data.
     pub(crate) answers: u32,
+    /// There is so little room, or others wait for it: who is told of more when there is waits for that. The
+    /// host tells nobody of more than [`ENOUGH_ROOM`], however much somebody could use.
+    pub(crate) is_little: bool,
 }
 
 /// Bytes of headers in front of and behind the data of a packet at most.
@@ -438,15 +443,52 @@ pub const ANSWER_RESERVE: usize = 128 << 10;
 
 /// How long a queue pair that sends a stream waits for more before it sleeps, in nanoseconds.
 const NAP: u64 = 50_000;
+/// Nanoseconds that a queue pair without work is looked at while others have some.
+const LONG_NAP: u64 = 1_000_000;
+/// Queue pairs that are looked at for the sake of others.
+const MAX_LONG_NAPS: usize = 128;
 
 /// The wait of a queue pair for more of a stream.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Nap {
     /// Where the send queue was when it began.
     taken: u32,
+    /// Where the peer's requests were then.
+    asked: u32,
     until: u64,
+    /// It goes on while other queue pairs have work.
+    is_long: bool,
+    /// As long as that at most.
+    last: u64,
     /// It is among [`Core::naps`].
     pub(crate) queued: bool,
+}
+
+/// Which queue pairs had work of late.
+#[derive(Debug, Default)]
+pub(crate) struct Stream {
+    /// The last, and when.
+    last: (u32, u64),
+    /// When the last other than that had some.
+    other: Option<u64>,
+}
+
+impl Stream {
+    /// Work of a queue pair was taken up.
+    fn took(&mut self, qpn: u32, now: u64) {
+        let (last, at) = self.last;
+        if last != qpn {
+            self.other = Some(at);
+        }
+        self.last = (qpn, now);
+    }
+
+    /// Whether another queue pair than the one whose work was taken up last had some of late.
+    fn has_other(&self, qpn: u32, now: u64) -> bool {
+        let (last, at) = self.last;
+        let other = if last == qpn { self.other } else { Some(at) };
+        other.is_some_and(|at| now.saturating_sub(at) < NAP)
+    }
 }
 
 /// With frames to itself undelivered that cost so much, there is no room for more.
@@ -516,6 +558,29 @@ pub(crate) enum Waited {
     ForTag,
     /// For the commands before this index to be taken up, whatever else.
     ForCommands(u32),
+}
+
+/// When to look again whether something is lent: later each time that it still is.
+#[derive(Clone, Copy, Debug, Default)]
+struct LentLook {
+    at: u64,
+    wait: u64,
+}
+
+impl LentLook {
+    /// Nanoseconds until the second look. A copy takes some microseconds, and a driver that releases a tag looks for
+    /// 50 before it waits for the answer.
+    const FIRST: u64 = 50_000;
+    /// And between two in the end, where who is to read it does not.
+    const MOST: u64 = 5_000_000;
+
+    /// Something is lent `now`.
+    fn was_lent(&mut self, now: u64) {
+        if now >= self.at {
+            self.wait = (2 * self.wait).clamp(Self::FIRST, Self::MOST);
+            self.at = now + self.wait;
+        }
+    }
 }
 
 /// A producer index that cannot be.
@@ -691,13 +756,21 @@ pub struct Core {
     /// Queue pairs to look at again, and when; the times hardly differ, so that their order is
     /// that of the queue.
     pub(crate) naps: VecDeque<(u64, u32)>,
+    /// Where among these was looked last.
+    pub(crate) looked: usize,
+    /// Which queue pairs had work of late.
+    pub(crate) stream: Stream,
     pub(crate) loopback: Loopback,
+    /// What is lent is lent as long as the engine runs.
+    lender: Lender,
+    /// A turn goes on, since something is lent.
+    lent_look: Option<LentLook>,
     /// What the device does wrong on purpose.
     pub(crate) misbehaviour: Option<Box<Misbehaving>>,
     /// The time of the present call, in nanoseconds.
     pub now: u64,
-    /// Entries of queues that were moved or flushed so far, windows that went with their queue pair, and
-    /// copies of a frame for members of a group: what a turn may not have too much of.
+    /// Entries of queues that were moved or flushed so far, windows that went with their queue pair,
+    /// copies of a frame for members of a group, and of what is lent: what a turn may not have too much of.
     pub work: u64,
     /// What the transport shares among queue pairs: scratch buffers. Take it out with
     /// [`std::mem::take`] while calling methods of the core.
@@ -731,7 +804,11 @@ impl Core {
             ready: ReadyList::default(),
             room: RoomList::default(),
             naps: VecDeque::new(),
+            looked: 0,
+            stream: Stream::default(),
             loopback: Loopback::default(),
+            lender: Lender::default(),
+            lent_look: None,
             misbehaviour: None,
             now: 0,
             work: 0,
@@ -791,6 +868,8 @@ impl Core {
         }
         self.state = DeviceState::Fatal;
         self.fatal = Some(code);
+        // Who is told takes its memory for its own.
+        self.lender.end();
         self.last_event(code, host);
         self.timers.clear();
         self.late_timers.clear();
@@ -822,18 +901,38 @@ impl Core {
     /// Whether a queue pair that has nothing to send stays awake a little longer. Whoever posts
     /// while others of its messages are under way posts a stream; it is spared the doorbells, and
     /// the device looks again with the next acknowledgement, at the latest after [`NAP`].
+    ///
+    /// So is who posts while messages of other queue pairs are under way that were posted of late: each
+    /// stays awake as long as that is so, for [`LONG_NAP`] at most, and the device looks at it whenever it is
+    /// at work ([`crate::Engine::look_around`]). Not so one that answers requests of its peer: who asks waits
+    /// for it.
     pub(crate) fn takes_a_nap(&mut self, qp: &mut QueuePair) -> bool {
-        if !qp.transport.is_streaming() {
-            return false;
-        }
+        let under_way = qp.transport.messages_under_way();
         let taken = qp.send.next();
+        // Where nothing is under way somebody may be waiting for one answer after the other.
+        let others = self.transport.under_way > under_way && self.naps.len() < MAX_LONG_NAPS;
         let nap = &mut qp.nap;
         if nap.taken != taken {
+            self.stream.took(qp.number, self.now);
+            let asked = qp.transport.expected_psn();
+            nap.is_long = under_way > 0
+                && nap.asked == asked
+                && others
+                && self.stream.has_other(qp.number, self.now);
+            nap.asked = asked;
             nap.taken = taken;
             nap.until = self.now.saturating_add(NAP);
+            nap.last = self.now.saturating_add(LONG_NAP);
+        }
+        if under_way <= 1 && !nap.is_long {
+            return false;
         }
         if nap.until <= self.now {
-            return false;
+            let goes_on = nap.is_long && others && self.stream.has_other(qp.number, self.now);
+            if !goes_on || nap.last <= self.now {
+                return false;
+            }
+            nap.until = self.now.saturating_add(NAP);
         }
         if !nap.queued {
             nap.queued = true;
@@ -923,14 +1022,16 @@ impl Core {
             Room::Stuck => 0,
         };
         let packets = |bytes: usize, size: usize| (bytes / size).min(burst as usize) as u32;
-        let data = if turn == Some(way) || !self.room.is_awaited(way) {
-            packets(bytes.saturating_sub(ANSWER_RESERVE), mtu + ANSWER_SIZE)
-        } else {
+        let is_behind = turn != Some(way) && self.room.is_awaited(way);
+        let data = if is_behind {
             0
+        } else {
+            packets(bytes.saturating_sub(ANSWER_RESERVE), mtu + ANSWER_SIZE)
         };
         Allowance {
             data,
             answers: packets(bytes, ANSWER_SIZE),
+            is_little: is_behind || bytes < ENOUGH_ROOM,
         }
     }
 
@@ -1012,6 +1113,29 @@ impl Core {
         }
         if self.link_up {
             host.transmit(frame);
+        }
+    }
+
+    /// Sends the headers of so many packets of the queue pair with these counters, which a peer in this
+    /// process takes at once, with what they carry.
+    pub(crate) fn transmit_lent(
+        &mut self,
+        head: &[u8],
+        loan: Loan,
+        packets: u32,
+        counters: &mut QpCounters,
+        host: &mut dyn Host,
+    ) {
+        if !self.is_running() {
+            return;
+        }
+        let bytes = (head.len() + loan.len()) as u64;
+        self.counters.tx_packets += u64::from(packets);
+        self.counters.tx_bytes += bytes;
+        counters.tx_packets += u64::from(packets);
+        counters.tx_bytes += bytes;
+        if self.link_up {
+            host.transmit_lent(head, Arc::new(loan));
         }
     }
 
@@ -1147,21 +1271,22 @@ impl Core {
     /// Copies `bytes` to bytes `offset..` of what scatter/gather entries describe (those of a
     /// receive, a read or an atomic), with the checks of what is touched of each entry. Nothing is
     /// copied unless all of it may be, and the pages of on-demand regions are there.
-    pub fn scatter<M: HostMemory + ?Sized>(
+    pub fn scatter<'a, M: HostMemory + ?Sized>(
         &self,
         memory: &M,
         domain: Domain,
         sges: &[Sge],
         offset: u64,
-        bytes: &[u8],
+        data: impl Into<Data<'a>>,
     ) -> Result<(), TptError> {
+        let data = data.into();
         let check = |sge: &Sge, within, length| {
             self.check_piece(sge, within, length, domain, LocalAccess::Write)
         };
         // What goes to one entry is written when all of its pages are there, and not before.
         if sges.len() > 1 {
             let mut pages = Ok(());
-            for_pieces(sges, offset, bytes.len(), |sge, within, range| {
+            for_pieces(sges, offset, data.len(), |sge, within, range| {
                 let length = range.len();
                 let span = check(sge, within, length)?;
                 // A page is not waited for in vain: all may be written before one is looked for.
@@ -1170,10 +1295,42 @@ impl Core {
             })?;
             pages?;
         }
-        for_pieces(sges, offset, bytes.len(), |sge, within, range| {
+        for_pieces(sges, offset, data.len(), |sge, within, range| {
             let span = check(sge, within, range.len())?;
-            self.tpt.write(memory, &span, 0, &bytes[range])
+            self.tpt.write(memory, &span, 0, data.slice(range))
         })
+    }
+
+    /// Lends bytes `offset..offset + length` of the message that `request` sends in packets of this MTU, with the checks of
+    /// [`Core::gather`]. `None` where some of it cannot be lent, or something is wrong, as is found out
+    /// by who gathers it then.
+    pub(crate) fn lend<M: HostMemory + ?Sized>(
+        &self,
+        memory: &M,
+        domain: Domain,
+        request: &SendRequest,
+        offset: u64,
+        (length, log_mtu): (usize, u8),
+    ) -> Option<Loan> {
+        if request.inline().is_some() {
+            return None;
+        }
+        let mut loan = self.new_loan(log_mtu);
+        let mut lent = true;
+        let checked = for_pieces(request.sges(), offset, length, |sge, within, range| {
+            let length = range.len();
+            let span = self.check_piece(sge, within, length, domain, LocalAccess::Read)?;
+            lent = lent && self.tpt.lend(memory, &span, 0, length, &mut loan)?;
+            Ok(())
+        });
+        (checked.is_ok() && lent).then_some(loan)
+    }
+
+    /// A loan of nothing yet, that is over when the engine does nothing any more.
+    pub(crate) fn new_loan(&self, log_mtu: u8) -> Loan {
+        let mut loan = Loan::in_packets(log_mtu);
+        loan.depend_on(&self.lender);
+        loan
     }
 
     /// Looks whether the pages that bytes `offset..offset + length` of what scatter/gather entries
@@ -1252,10 +1409,16 @@ impl Core {
     pub(crate) fn begin_turn(&mut self, host: &mut dyn Host) -> bool {
         let running = self.is_running();
         let ring = self.control.as_mut().filter(|ring| ring.shows_turns);
-        let Some(ring) = ring.filter(|ring| running && ring.turn % 2 == 0) else {
+        let Some(ring) = ring.filter(|_| running) else {
             return false;
         };
-        let shown = ring.show_turn(host).and_then(|()| {
+        // One that goes on, since something was lent, shows no other number: that would say that it is over.
+        let begun = if ring.turn % 2 == 0 {
+            ring.show_turn(host)
+        } else {
+            Ok(())
+        };
+        let shown = begun.and_then(|()| {
             // Against that of who stores an index and looks for a turn: one of the two sees the other's.
             host.fence();
             ring.look_at_record(host)
@@ -1267,16 +1430,37 @@ impl Core {
         more
     }
 
-    /// The turn ends.
+    /// The turn ends, unless something is lent: tags are used as long as others may read what they name. It then
+    /// goes on until the end of one after which nothing is.
     pub(crate) fn end_turn(&mut self, host: &mut dyn Host) {
         let running = self.is_running();
+        let is_lent = self.lender.is_lent();
         let ring = self.control.as_mut().filter(|ring| ring.shows_turns);
         // A device that failed shows nothing: the driver finds that out in another way.
-        if let Some(ring) = ring.filter(|ring| running && ring.turn % 2 == 1) {
-            if let Err(code) = ring.show_turn(host) {
-                self.fail(code, host);
-            }
+        let Some(ring) = ring.filter(|ring| running && ring.turn % 2 == 1) else {
+            self.lent_look = None;
+            return;
+        };
+        if is_lent {
+            let look = self.lent_look.get_or_insert_default();
+            return look.was_lent(self.now);
         }
+        self.lent_look = None;
+        if let Err(code) = ring.show_turn(host) {
+            self.fail(code, host);
+        }
+    }
+
+    /// When to look whether what was lent is still read, so that a turn ends for which nothing else is due: who has
+    /// read it says nothing. As long as messages are under way there is mostly more to come, in whose turn that is seen:
+    /// then it is later, so that not each message wakes who looks.
+    pub(crate) fn next_look_at_lent(&self) -> Option<u64> {
+        let look = self.lent_look.as_ref().filter(|_| self.is_running())?;
+        let later = match self.transport.under_way {
+            0 => 0,
+            _ => LentLook::MOST,
+        };
+        Some(look.at + later)
     }
 
     /// A use of queue pair `qpn` waits for what becomes of the tag with this index; it is counted once.

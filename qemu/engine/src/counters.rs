@@ -141,9 +141,12 @@ const fn is_same(one: &[u8], other: &[u8]) -> bool {
 
 /// Counts something for the device and for the queue pair that it is about.
 macro_rules! count {
-    ($core:expr, $qp:expr, $name:ident) => {{
-        $core.counters.$name += 1;
-        $qp.counters.$name += 1;
+    ($core:expr, $qp:expr, $name:ident) => {
+        crate::counters::count!($core, $qp, $name, 1)
+    };
+    ($core:expr, $qp:expr, $name:ident, $times:expr) => {{
+        $core.counters.$name += $times;
+        $qp.counters.$name += $times;
     }};
 }
 pub(crate) use count;

@@ -5,10 +5,9 @@
 
 use crate::core::PORTS;
 use crate::network::headers::{Headers, Protocol, ADDRESSES};
-use crate::network::ALL_HASHES;
 use crate::qp::QueuePairs;
 use ferrite_abi::{
-    CommandStatus, CreateFlow, CreateReceiveTable, FlowFields, Plain, Service,
+    CommandStatus, CreateFlow, CreateReceiveTable, FlowFields, Plain, Service, ALL_HASHES,
     FEATURE_RECEIVE_TABLES, FLOW_LAYER_IPV4, FLOW_LAYER_IPV6, FLOW_LAYER_TCP, FLOW_LAYER_UDP,
     FLOW_LAYER_VLAN, FLOW_TO_TABLE, RECEIVE_TABLE_ENTRIES, REDIRECTION_KEY_SIZE,
 };

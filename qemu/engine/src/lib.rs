@@ -22,6 +22,7 @@ pub mod device_memory;
 pub mod eq;
 pub mod flows;
 pub mod gid;
+pub mod loan;
 pub mod memory;
 pub mod misbehaviour;
 pub mod multicast;
@@ -44,7 +45,8 @@ mod vectors;
 
 pub use crate::core::{Config, Core, Personality};
 pub use crate::counters::{Counters, QpCounters};
-pub use crate::memory::{DmaError, Host, HostMemory, Room, Way};
+pub use crate::loan::Loan;
+pub use crate::memory::{DmaError, Host, HostMemory, Lending, Room, Way};
 pub use crate::misbehaviour::Misbehaviour;
 pub use crate::numbers::Numbers;
 pub use crate::qp::{QueuePair, QueuePairs};
@@ -71,6 +73,7 @@ use ferrite_abi::{
     REG_DRIVER_FEATURES, REG_DRIVER_VERSION, REG_FEATURES, REG_FIRMWARE, REG_FUNCTION, REG_MAC,
     REG_MAGIC, REG_MESSAGES, REG_RESET_TIMEOUT, REG_STATUS,
 };
+use std::sync::Arc;
 
 /// Features that version 1.1 of the interface brought.
 const FEATURES_OF_1_1: u64 = FEATURE_VECTOR_MAP | FEATURE_SWITCH_EQ | FEATURE_EQ_CONTROL;
@@ -140,6 +143,8 @@ const WAKE_BUDGET: usize = 256;
 /// is another's turn.
 const PARKED_BUDGET: u32 = 256;
 const PARKED_BURST: u32 = 16;
+/// Queue pairs that are looked at in one go because they are spared their doorbells.
+const LOOKS: usize = 64;
 /// What is done for queue pairs in one poll: each costs one, and each of its packets another.
 const TURN: u32 = 512;
 /// Packets a queue pair sends before it is another's turn: fewer, the more there are, so that a
@@ -713,6 +718,20 @@ impl Engine {
         }
     }
 
+    /// Packets came of another engine of this process, which lends their payload
+    /// ([`Host::transmit_lent`]).
+    pub fn receive_lent(&mut self, head: &[u8], loan: &Arc<Loan>, now: u64, host: &mut dyn Host) {
+        self.core.now = now;
+        self.begin_turn(host);
+        if self.core.is_running() {
+            transport::receive_lent(&mut self.core, &mut self.qps, head, loan, host);
+            self.serve_requests(host);
+        } else {
+            self.core.counters.rx_dropped += 1;
+        }
+        self.end_turn(host);
+    }
+
     /// A frame came that is not for a queue pair.
     fn receive_ordinary(
         &mut self,
@@ -760,6 +779,12 @@ impl Engine {
         if disposition == Disposition::PassToHost {
             disposition = self.take_by_rules(frame, medium, host);
         }
+        self.serve_requests(host);
+        disposition
+    }
+
+    /// Takes commands up for which a request waits that has just come.
+    fn serve_requests(&mut self, host: &mut dyn Host) {
         if std::mem::take(&mut self.core.paging.request_waits) && self.has_commands() {
             // What a doorbell would do if it had come: mostly nobody waits then. But what was posted
             // here and waits, too, comes first.
@@ -768,7 +793,6 @@ impl Engine {
                 self.deliver_parked(host);
             }
         }
-        disposition
     }
 
     /// Gives a frame to those that rules name.
@@ -868,6 +892,29 @@ impl Engine {
         }
         self.deliver_parked(host);
         self.deliver_loopback(host);
+    }
+
+    /// Looks at the producer indices of queue pairs that are spared their doorbells, of so many of them in
+    /// turn. Call it when there was other work to do, before [`Engine::poll`]: while the device is at work
+    /// anyway, who posts a stream over many queue pairs does not wait for the end of a nap.
+    pub fn look_around(&mut self, now: u64, host: &mut dyn Host) {
+        self.core.now = now;
+        let naps = self.core.naps.len();
+        for _ in 0..naps.min(LOOKS) {
+            self.core.looked = (self.core.looked + 1) % naps;
+            let (_, qpn) = self.core.naps[self.core.looked];
+            if let Some(qp) = self.qps.get_mut(qpn) {
+                // What was known to be posted goes on by itself. Whatever is wrong with the record is found
+                // in the turn of the queue pair.
+                if qp.nap.queued
+                    && qp.may_send()
+                    && !qp.send.has_next()
+                    && (qp.send.refresh(host).is_err() || qp.send.has_next())
+                {
+                    self.core.schedule(qp);
+                }
+            }
+        }
     }
 
     /// Takes the control doorbells that were held back until then at the latest.
@@ -1065,6 +1112,17 @@ impl Engine {
 
     /// When [`Engine::poll`] wants to be called next; a time that has passed means at once.
     pub fn next_timeout(&self) -> Option<u64> {
+        let look = self.core.next_look_at_lent();
+        self.next_work().into_iter().chain(look).min()
+    }
+
+    /// The same, but for looks whether what was lent is still read.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn next_timeout_but_looks(&self) -> Option<u64> {
+        self.next_work()
+    }
+
+    fn next_work(&self) -> Option<u64> {
         let late = self.core.misbehaviour.as_ref();
         let late = late.and_then(|misbehaving| misbehaving.next_timeout());
         if !self.core.is_running() {

@@ -2,8 +2,10 @@
 
 //! What the engine needs from the machine around it: host memory, a wire, interrupts.
 
+use crate::loan::{Data, Loan};
 use crate::roce::{Mac, Medium};
 use std::fmt;
+use std::sync::Arc;
 
 /// Host memory could not be accessed: nothing is mapped there, or bus mastering is off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +46,18 @@ pub trait HostMemory {
     fn fetch_add_u64(&self, address: u64, addend: u64) -> Result<u64, DmaError>;
     /// A full barrier (sequentially consistent), stores before it against loads after it.
     fn fence(&self);
+    /// Adds memory to what is lent; false where memory is not lent.
+    fn lend(&self, address: u64, length: usize, loan: &mut Loan) -> Result<bool, DmaError> {
+        let _ = (address, length, loan);
+        Ok(false)
+    }
+    /// Copies to host memory what may be lent.
+    fn place(&self, address: u64, data: Data<'_>) -> Result<(), DmaError> {
+        match data.bytes() {
+            Some(bytes) => self.write(address, &bytes),
+            None => Err(DmaError { address }),
+        }
+    }
 }
 
 /// What a frame leaves by. Each way has a queue of its own, so that one that is full holds up
@@ -82,6 +96,28 @@ pub const FRAME_OVERHEAD: usize = 128;
 /// With so much room nobody has to wait: the host need not tell of more.
 pub const ENOUGH_ROOM: usize = 256 << 10;
 
+/// How much payload goes to somebody without being copied into frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lending {
+    /// Bytes at once: a multiple of every MTU, and [`MAX_LENT`] at most.
+    pub at_once: u32,
+    /// Bytes of a connection on their way.
+    pub under_way: u32,
+}
+
+impl Lending {
+    /// To another engine of this process, which copies it from where it lies: it takes no memory on its way,
+    /// and as much keeps a peer busy that has to be woken.
+    pub const INSIDE: Self = Self {
+        at_once: MAX_LENT,
+        under_way: 4 << 20,
+    };
+}
+
+/// Bytes that are lent at once at most: packets in a row that go as one, with the headers of the first
+/// and the last as if they were one packet.
+pub const MAX_LENT: u32 = 256 << 10;
+
 /// The machine around an engine.
 ///
 /// Functions that only touch memory take `&M` where `M: HostMemory + ?Sized`; `dyn Host` is such
@@ -92,6 +128,18 @@ pub trait Host: HostMemory {
     /// Puts a frame of the Ethernet interface on the wire, the same way as every other such frame.
     fn transmit_ordinary(&mut self, frame: &[u8]) {
         self.transmit(frame);
+    }
+    /// Whether payload may be lent to whoever has this Ethernet address, and how much: an engine that takes
+    /// it from where it lies, or from memory that the host copies it to at once.
+    fn lends(&self, destination: &Mac) -> Option<Lending> {
+        let _ = destination;
+        None
+    }
+    /// Sends a frame without its payload, which is lent. Only to whom the host [lends](Self::lends), and no
+    /// more than that.
+    fn transmit_lent(&mut self, head: &[u8], loan: Arc<Loan>) {
+        // A host that does not lend is not asked to.
+        let _ = (head, loan);
     }
     /// What the next frame to this Ethernet address leaves by: not [`Way::Loopback`].
     fn way(&self, destination: &Mac) -> Way {

@@ -3,15 +3,18 @@
 //! A machine and a small driver for tests: boots an engine through its registers, makes objects
 //! with real commands, posts and polls through real rings and doorbells.
 
-use crate::memory::{DmaError, Host, HostMemory, Room, Way, FRAME_OVERHEAD};
+use crate::loan::{Held, Lent, Loan};
+use crate::memory::{DmaError, Host, HostMemory, Lending, Room, Way, ENOUGH_ROOM, FRAME_OVERHEAD};
 use crate::misbehaviour::Misbehaviour;
 use crate::{Config, Disposition, Engine, Medium};
 use ferrite_abi::*;
+use std::any::Any;
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
 use std::mem::{offset_of, size_of};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Bytes of memory of a [`Node`].
@@ -355,6 +358,48 @@ pub struct TestHost {
     pub raised: Vec<u16>,
     /// Ways to some addresses, and what they take; all others are by wire and take everything.
     pub ways: HashMap<[u8; 6], (Way, Room)>,
+    /// The engine was told of less than enough room, and is to be told of more.
+    pub wants_room: bool,
+    /// Its peers are engines of the same process, or behind memory that is shared with it: payload is lent,
+    /// and frames are in `inside`.
+    pub lends: Option<Lending>,
+    /// What is lent is copied at once, and is not there for longer than it is looked at.
+    pub passing: bool,
+    /// What has to be over when the next message is raised.
+    pub over_by_interrupt: Option<Arc<Loan>>,
+    /// What was sent then, oldest first.
+    pub inside: VecDeque<Inside>,
+}
+
+/// A frame to another engine of the same process, with its payload if that is lent.
+#[derive(Clone, Debug)]
+pub struct Inside {
+    /// The frame, or what of it is in front of the payload.
+    pub frame: Vec<u8>,
+    /// The payload.
+    pub loan: Option<Arc<Loan>>,
+}
+
+/// What was in a memory when it was lent.
+#[derive(Debug)]
+struct Snapshot(Vec<u8>);
+
+/// Packets that go as one and have these bytes, which are there while they are looked at.
+pub fn passing(log_mtu: u8, bytes: Vec<u8>) -> Arc<Loan> {
+    let length = bytes.len();
+    let memory = Arc::new(Snapshot(bytes));
+    Arc::new(Loan::passing(log_mtu, &memory, length))
+}
+
+impl Lent for Snapshot {
+    fn read(&self, _: &Held<'_>, offset: usize, bytes: &mut [u8]) -> bool {
+        let from = self.0.get(offset..offset + bytes.len());
+        from.map(|from| bytes.copy_from_slice(from)).is_some()
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
 }
 
 impl TestHost {
@@ -431,12 +476,42 @@ impl HostMemory for TestHost {
         self.note(Access::Fence);
         self.memory.fence();
     }
+
+    fn lend(&self, address: u64, length: usize, loan: &mut Loan) -> Result<bool, DmaError> {
+        let mut bytes = vec![0; length];
+        self.memory.read(address, &mut bytes)?;
+        loan.add(&Arc::new(Snapshot(bytes)), 0, length);
+        Ok(true)
+    }
 }
 
 impl Host for TestHost {
     fn transmit(&mut self, frame: &[u8]) {
         self.take_room(frame);
-        self.sent.push_back(frame.to_vec());
+        let frame = frame.to_vec();
+        if self.lends.is_some() {
+            self.inside.push_back(Inside { frame, loan: None });
+        } else {
+            self.sent.push_back(frame);
+        }
+    }
+
+    fn lends(&self, _: &[u8; 6]) -> Option<Lending> {
+        self.lends
+    }
+
+    fn transmit_lent(&mut self, head: &[u8], loan: Arc<Loan>) {
+        let loan = if self.passing {
+            let held = loan.hold().expect("what was lent just now");
+            let bytes = held.data().bytes().expect("its memory").into_owned();
+            passing(loan.log_mtu(), bytes)
+        } else {
+            loan
+        };
+        self.inside.push_back(Inside {
+            frame: head.to_vec(),
+            loan: Some(loan),
+        });
     }
 
     fn way(&self, destination: &[u8; 6]) -> Way {
@@ -447,13 +522,18 @@ impl Host for TestHost {
 
     fn room(&mut self, way: Way) -> Room {
         let mut rooms = self.ways.values().filter(|(other, _)| *other == way);
-        rooms
+        let room = rooms
             .next()
-            .map_or(Room::Bytes(usize::MAX), |(_, room)| *room)
+            .map_or(Room::Bytes(usize::MAX), |(_, room)| *room);
+        self.wants_room |= !matches!(room, Room::Bytes(bytes) if bytes >= ENOUGH_ROOM);
+        room
     }
 
     fn raise(&mut self, message: u16) {
         assert!(message < MESSAGES, "message {message} does not exist");
+        if let Some(loan) = self.over_by_interrupt.take() {
+            assert!(loan.hold().is_none(), "told of before it is over");
+        }
         self.raised.push(message);
     }
 }
@@ -839,6 +919,11 @@ impl Node {
                 sent: VecDeque::new(),
                 raised: Vec::new(),
                 ways: HashMap::new(),
+                wants_room: false,
+                lends: None,
+                passing: false,
+                over_by_interrupt: None,
+                inside: VecDeque::new(),
             },
             now: 1_000_000,
             mac,
@@ -1964,6 +2049,7 @@ impl Node {
 
     /// Polls the engine until it has nothing to do before some later time.
     pub fn settle(&mut self) {
+        self.engine.look_around(self.now, &mut self.host);
         for _ in 0..10_000 {
             self.engine.poll(self.now, &mut self.host);
             match self.engine.next_timeout() {
@@ -1972,6 +2058,18 @@ impl Node {
             }
         }
         panic!("the engine does not come to rest");
+    }
+
+    /// A frame from another engine of the same process.
+    pub fn receive_inside(&mut self, inside: &Inside) {
+        let Inside { frame, loan } = inside;
+        match loan {
+            Some(loan) => (self.engine).receive_lent(frame, loan, self.now, &mut self.host),
+            None => {
+                let medium = Medium::Memory;
+                (self.engine).receive_frame(frame, medium, self.now, &mut self.host);
+            }
+        }
     }
 
     /// A frame from the wire.

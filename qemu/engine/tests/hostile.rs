@@ -114,6 +114,8 @@ struct Seen {
     bindings: u64,
     /// Slow resets came to their end.
     resets: u64,
+    /// Raw packets came and went by the first that may, and came by the second.
+    raw: [u64; 2],
 }
 
 /// Tags made for registrations by work request: two of lists, one of a region.
@@ -152,7 +154,11 @@ const HANDLERS: [u16; 2] = [EQ_FIRST_HANDLER, EQ_FIRST_HANDLER + 1];
 
 /// Queue pairs are from 2 to one less than this. The areas of the next two numbers are those of
 /// shared receive queues 1 (ordinary) and 2 (extended).
-const QUEUE_PAIRS: u32 = 12;
+const QUEUE_PAIRS: u32 = 14;
+/// Queue pairs of raw packets: one that sends, and a work queue.
+const RAW: [u32; 2] = [12, 13];
+/// Where what raw packets are made of is, in the regions of all memory.
+const FRAME_AT: u64 = 0x5_0000;
 
 /// The service of queue pair `qpn`.
 fn service_of(qpn: u32) -> Service {
@@ -161,6 +167,7 @@ fn service_of(qpn: u32) -> Service {
         8 => Service::Uc,
         9 => Service::XrcIni,
         10 => Service::XrcTgt,
+        12 | 13 => Service::Raw,
         _ => Service::Rc,
     }
 }
@@ -299,6 +306,7 @@ impl Hostile {
             // To the honest peer, and among themselves.
             self.connect(qpn, partner_of(qpn));
         }
+        self.first_rules();
         for tag in 1..5 {
             self.command(&RegisterRegion {
                 tag: base.tag(tag),
@@ -325,6 +333,30 @@ impl Hostile {
                 reserved: [0; 3],
                 max_pages: 4,
             });
+        }
+    }
+
+    /// What is sent to all goes to the work queue, and what is sent to this machine to the other.
+    fn first_rules(&mut self) {
+        let raw = RAW.map(|qpn| self.base.qpn(qpn));
+        let mut table = CreateReceiveTable {
+            log_entries: 1,
+            ..CreateReceiveTable::zeroed()
+        };
+        table.qpns[..2].fill(raw[1]);
+        self.command(&table);
+        for (flow, to, target) in [(0, [0xff; 6], 0), (1, self.node.mac, raw[0])] {
+            let mut rule = CreateFlow {
+                flow,
+                target,
+                ..CreateFlow::zeroed()
+            };
+            if flow == 0 {
+                (rule.flags, rule.hash_types) = (FLOW_TO_TABLE, HASH_IPV4);
+            }
+            rule.value.as_bytes_mut()[..6].copy_from_slice(&to);
+            rule.mask.as_bytes_mut()[..6].fill(0xff);
+            self.command(&rule);
         }
     }
 
@@ -360,7 +392,12 @@ impl Hostile {
             flags: (self.random.below(16) as u16 & !QP_FLAG_SRQ)
                 | self.random.pick(&[0, QP_FLAG_LISTS, QP_FLAG_LISTS])
                 | self.random.pick(&[0, 0, 0, QP_FLAG_WINDOWS_ONLY])
-                | if shared { QP_FLAG_SRQ } else { 0 },
+                | if shared { QP_FLAG_SRQ } else { 0 }
+                | if qpn == RAW[1] {
+                    QP_FLAG_RECEIVE_ONLY
+                } else {
+                    0
+                },
             sq_log_blocks: 6,
             rq_log_entries: 5,
             rq_log_stride: 6,
@@ -388,6 +425,7 @@ impl Hostile {
 
     /// Takes completions off the queues, most of the time.
     fn consume(&mut self) {
+        let raw = RAW.map(|qpn| self.base.qpn(qpn));
         for cqn in 1..4 {
             let at = completion_queue(cqn);
             let consumed = &mut self.consumed[cqn as usize - 1];
@@ -398,6 +436,11 @@ impl Hostile {
                     break;
                 }
                 *consumed = consumed.wrapping_add(1);
+                let is_good = entry.status == CompletionStatus::Success as u8;
+                if let (true, Some(which)) = (is_good, raw.iter().position(|qpn| *qpn == entry.qpn))
+                {
+                    self.seen.raw[which] += 1;
+                }
             }
             self.node.host.memory.put(at + 4096, consumed);
         }
@@ -498,6 +541,7 @@ impl Hostile {
         }
         // The attributes that the service has.
         let attributes = match service_of(qpn) {
+            Service::Raw => 0,
             Service::Ud => MODIFY_PKEY | MODIFY_QKEY | MODIFY_SEND_PSN,
             Service::Uc => {
                 MODIFY_PKEY
@@ -543,7 +587,16 @@ impl Hostile {
         let base = self.base;
         let random = &mut self.random;
         let number = random.number();
-        match random.below(16) {
+        match random.below(20) {
+            16 | 17 => self.random_flow(),
+            18 => self.random_table(),
+            19 => {
+                let opcode = random.pick(&[
+                    CommandOpcode::DestroyFlow,
+                    CommandOpcode::DestroyReceiveTable,
+                ]);
+                self.raw_command(opcode as u16, &u64::from(number).to_le_bytes());
+            }
             0 => {
                 let command = CreateEventQueue {
                     eqn: number as u16,
@@ -786,6 +839,73 @@ impl Hostile {
         }
     }
 
+    /// A queue pair of raw packets mostly.
+    fn random_raw(&mut self) -> u32 {
+        let number = self.random.number();
+        let qpn = self.random.pick(&[RAW[0], RAW[1], RAW[1], number]);
+        self.base.qpn(qpn)
+    }
+
+    /// A rule for some of the frames that there are: those of the peer's and of this machine's own.
+    fn random_flow(&mut self) {
+        let target = self.random_raw();
+        let (own, peer) = (self.node.mac, self.peer.mac);
+        let random = &mut self.random;
+        let mut command = CreateFlow {
+            flow: random.number(),
+            target,
+            priority: random.below(4) as u16,
+            ..CreateFlow::zeroed()
+        };
+        if random.one_in(3) {
+            command.flags = FLOW_TO_TABLE;
+            command.target = random.number();
+            command.hash_types = random.below(128) as u16;
+            command.key = [random.next() as u8; REDIRECTION_KEY_SIZE];
+        }
+        // Addresses stand first in the fields, as in a frame.
+        let destination = random.pick(&[own, peer, [0xff; 6]]);
+        let fields = [&mut command.value, &mut command.mask];
+        for (fields, bytes) in fields.into_iter().zip([destination, [0xff; 6]]) {
+            if !random.one_in(4) {
+                fields.as_bytes_mut()[..6].copy_from_slice(&bytes);
+            }
+        }
+        if random.one_in(3) {
+            command.layers = random.next() as u8;
+            let at = random.below(size_of::<FlowFields>() as u64) as usize;
+            command.mask.as_bytes_mut()[at] = random.pick(&[0xff, 0xff, 1, 0xf0]);
+            command.value.as_bytes_mut()[at] = random.next() as u8 & command.mask.as_bytes()[at];
+        }
+        self.command(&command);
+    }
+
+    fn random_table(&mut self) {
+        let random = &mut self.random;
+        let mut command = CreateReceiveTable {
+            table: random.number(),
+            log_entries: random.log(3),
+            ..CreateReceiveTable::zeroed()
+        };
+        let entries = random.pick(&[8, 8, 8, 1, 32]);
+        for at in 0..entries {
+            command.qpns[at] = self.random_raw();
+        }
+        self.command(&command);
+    }
+
+    /// Something that can be sent as it is: to itself, to the peer, to all; as its own, or another's.
+    fn random_frame(&mut self) {
+        let (own, peer) = (self.node.mac, self.peer.mac);
+        let random = &mut self.random;
+        let mut frame = random.pick(&[own, peer, [0xff; 6]]).to_vec();
+        frame.extend(random.pick(&[own, own, peer]));
+        frame.extend(random.pick(&[[8, 0, 0x45, 0], [0x81, 0, 0, 7], [0x88, 0xb5, 0, 0]]));
+        frame.resize(64, random.next() as u8);
+        let written = self.node.host.memory.write(MEMORY_BASE + FRAME_AT, &frame);
+        written.expect("test memory");
+    }
+
     /// An event queue for a completion queue, or none.
     fn random_handler(random: &mut Random) -> u16 {
         if random.one_in(8) {
@@ -930,15 +1050,19 @@ impl Hostile {
     /// Work requests that are right mostly, straight into the ring.
     fn random_work(&mut self) {
         let numbers = self.base;
+        self.random_frame();
         let random = &mut self.random;
         let qpn = 2 + random.below(u64::from(QUEUE_PAIRS) - 2) as u32;
         let datagram = is_datagram(qpn);
+        let is_raw = service_of(qpn) == Service::Raw;
         let base = queue_pair_at(qpn);
         let (mac, gid) = (self.node.mac, self.node.gid);
         let mut producer: u32 = self.node.host.memory.get(base + RECORD);
         for _ in 0..1 + random.below(6) {
             let opcode = if datagram && !random.one_in(40) {
                 1 + random.below(2) as u8
+            } else if is_raw && !random.one_in(40) {
+                SendOpcode::Send as u8
             } else {
                 random.pick(&[
                     1, 1, 2, 3, 4, 4, 5, 6, 6, 7, 8, 9, 10, 11, 12, 13, 15, 15, 28, 28, 28, 29, 29,
@@ -1141,6 +1265,16 @@ impl Hostile {
                 }
                 sge.copy_from_slice(entry.as_bytes());
             }
+            if let (true, Some(first)) = (is_raw, bytes[16 + part..].first_chunk_mut::<16>()) {
+                let frame = Sge {
+                    lkey: numbers.tag(3),
+                    address: FRAME_AT,
+                    length: 60 + random.below(2000) as u32,
+                };
+                if count > 0 && !random.one_in(8) {
+                    first.copy_from_slice(frame.as_bytes());
+                }
+            }
             let blocks = u32::from(header.blocks.clamp(1, MAX_BLOCKS as u8));
             for n in 0..blocks {
                 let slot = u64::from(producer.wrapping_add(n) & 63);
@@ -1192,7 +1326,15 @@ impl Hostile {
             };
             self.node.host.memory.put(at, &header);
             for n in 0..3 {
-                let sge = Self::random_sge(random, numbers);
+                let mut sge = Self::random_sge(random, numbers);
+                if RAW.contains(&qpn) && !random.one_in(8) {
+                    // There is room for any frame.
+                    sge = Sge {
+                        lkey: numbers.tag(3),
+                        address: 2 * FRAME_AT,
+                        length: 10_000,
+                    };
+                }
                 self.node.host.memory.put(at + 16 + n * 16, &sge);
             }
             producer = producer.wrapping_add(1);
@@ -1292,9 +1434,9 @@ fn honest() -> Node {
 }
 
 /// Returns commands, those of them that failed, and completions of the hostile machine; and how
-/// often shared receive queues were moved, completion queues bound anew, slow resets done, and
-/// registrations by work request made.
-fn run(seed: u64, steps: usize) -> [u64; 7] {
+/// often shared receive queues were moved, completion queues bound anew, slow resets done,
+/// registrations by work request made, and raw packets completed by either queue pair.
+fn run(seed: u64, steps: usize) -> [u64; 9] {
     let mut b = honest();
     let peer = Peer {
         receive_psn: 100,
@@ -1314,7 +1456,7 @@ fn run(seed: u64, steps: usize) -> [u64; 7] {
     let region = b.register(0x900, 1, ACCESS_LOCAL_WRITE | ACCESS_REMOTE, 64 << 10);
     let mut kept: Vec<Vec<u8>> = Vec::new();
     for step in 0..steps {
-        match a.random.below(30) {
+        match a.random.below(33) {
             25 | 26 => a.random_arming(),
             27 | 28 => a.random_move(),
             29 if a.random.one_in(8) => a.random_reset(),
@@ -1351,6 +1493,15 @@ fn run(seed: u64, steps: usize) -> [u64; 7] {
                     b.connect(2, &toward_a);
                     a.connect(2, 0);
                 }
+            }
+            23 | 30..=32 => {
+                // A frame that is for no queue pair but those of raw packets.
+                a.random_frame();
+                let length = 14 + a.random.below(1500);
+                let mut frame = vec![0; length as usize];
+                let read = a.node.host.memory.read(MEMORY_BASE + FRAME_AT, &mut frame);
+                read.expect("test memory");
+                a.node.receive(&frame);
             }
             19..=22 if !kept.is_empty() => {
                 let at = a.random.below(kept.len() as u64) as usize;
@@ -1411,12 +1562,14 @@ fn run(seed: u64, steps: usize) -> [u64; 7] {
         a.seen.bindings,
         a.seen.resets,
         counters.sq_registrations,
+        a.seen.raw[0],
+        a.seen.raw[1],
     ]
 }
 
 #[test]
 fn a_hostile_guest_harms_nobody_else() {
-    let (mut runs, mut all) = (0, [0; 7]);
+    let (mut runs, mut all) = (0, [0; 9]);
     for seed in seeds(&[1, 2, 3, 5, 8, 13, 21, 34], 8) {
         for (sum, count) in all.iter_mut().zip(run(seed, 600)) {
             *sum += count;
@@ -1424,10 +1577,13 @@ fn a_hostile_guest_harms_nobody_else() {
         runs += 1;
     }
     // What is refused at once tries little.
-    let [commands, failed, completions, moves, bindings, resets, registrations] = all;
+    let [commands, failed, completions, moves, bindings, resets, registrations, raw, raw_received] =
+        all;
     println!("{commands} commands, {failed} failed, {completions} completions");
     println!("{moves} moves, {bindings} bindings, {resets} resets, {registrations} registrations");
+    println!("{raw} raw packets, {raw_received} received by the work queue");
     if runs > 4 {
+        assert!(raw > 4 * runs && raw_received > runs);
         assert!(failed > runs && failed * 4 < commands);
         assert!(completions > 200 * runs);
         assert!(moves > 2 * runs && bindings > 8 * runs && resets > runs);

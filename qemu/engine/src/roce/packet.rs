@@ -10,6 +10,8 @@ use super::opcode::{
     Opcode, OpcodeInfo, HAS_AETH, HAS_ATOMIC, HAS_ATOMIC_ACK, HAS_DETH, HAS_FETH, HAS_IETH,
     HAS_IMMEDIATE, HAS_RETH, HAS_XRCETH,
 };
+use crate::loan::{Loan, Payload};
+use std::sync::Arc;
 
 /// Why a packet cannot be understood.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +50,7 @@ pub struct Packet<'a> {
     /// Extended connections: the shared receive queue.
     pub srqn: Option<u32>,
     /// The data, without padding.
-    pub payload: &'a [u8],
+    pub payload: Payload<'a>,
 }
 
 impl<'a> Packet<'a> {
@@ -71,7 +73,7 @@ impl<'a> Packet<'a> {
             invalidate: None,
             deth: None,
             srqn: None,
-            payload: &[],
+            payload: Payload::Bytes(&[]),
         };
         let rest = packet
             .parse_extended(&bytes[BTH_LEN..])
@@ -80,8 +82,17 @@ impl<'a> Packet<'a> {
             .len()
             .checked_sub(bth.pad as usize)
             .ok_or(PacketError::Truncated)?;
-        packet.payload = &rest[..len];
+        packet.payload = Payload::Bytes(&rest[..len]);
         Ok(packet)
+    }
+
+    /// The packet with payload that is lent, and so is not behind its headers.
+    pub fn with_loan(self, loan: &'a Arc<Loan>) -> Result<Self, PacketError> {
+        if !self.payload.is_empty() || self.bth.pad != 0 || !self.info.payload {
+            return Err(PacketError::Truncated);
+        }
+        let payload = Payload::Lent(loan);
+        Ok(Self { payload, ..self })
     }
 
     fn parse_extended(&mut self, mut rest: &'a [u8]) -> Option<&'a [u8]> {

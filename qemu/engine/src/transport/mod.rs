@@ -13,9 +13,12 @@ mod requester;
 mod responder;
 mod unreliable;
 
-use crate::core::{Allowance, Core, ReceiveCompletion, HEADERS, MAX_LOG_MTU, PORTS};
+use crate::core::{
+    Allowance, Core, ReceiveCompletion, COPIES_PER_FRAME, HEADERS, MAX_LOG_MTU, PORTS,
+};
 use crate::counters::QpCounters;
-use crate::memory::{Host, Way};
+use crate::loan::{Lender, Loan, Payload};
+use crate::memory::{Host, Lending, Way};
 use crate::multicast::{is_multicast, MULTICAST_QPN};
 use crate::paging::{Place, Side};
 use crate::qp::{OwedEvent, QueuePair, QueuePairs};
@@ -32,6 +35,7 @@ use ferrite_abi::{
 pub(crate) use raw::receive as receive_raw;
 use requester::Requester;
 use responder::Responder;
+use std::sync::Arc;
 use unreliable::Sender;
 
 /// Whether host and device have agreed on something that tags are invalidated for: registration
@@ -67,6 +71,11 @@ pub struct Connection {
     sender: Sender,
     /// The headers of its path, from state RTR on.
     template: Option<Template>,
+    /// The peer has sent a packet by memory, which was taken: it is in this engine, or behind a shortcut, or
+    /// in another engine of this process. Which of them, [`Host::lends`] tells by its address.
+    peer_is_inside: bool,
+    /// What is lent to answer the peer is lent as long as there is this connection.
+    lender: Lender,
 }
 
 impl Connection {
@@ -77,9 +86,19 @@ impl Connection {
         (sent, self.responder.psn())
     }
 
-    /// Whether several messages are under way that the peer has to answer.
-    pub(crate) fn is_streaming(&self) -> bool {
-        self.requester.messages_under_way() > 1
+    /// How far both directions are: the next request to take and the oldest of the own not answered.
+    fn progress(&self) -> (u32, u32) {
+        (self.responder.psn(), self.requester.una())
+    }
+
+    /// Messages under way that the peer has to answer.
+    pub(crate) fn messages_under_way(&self) -> usize {
+        self.requester.messages_under_way()
+    }
+
+    /// The sequence number of the peer's next request.
+    pub(crate) fn expected_psn(&self) -> u32 {
+        self.responder.psn()
     }
 
     /// The event that a refused request of the peer is to be told by.
@@ -96,6 +115,8 @@ impl Connection {
 /// What all connections share.
 #[derive(Debug, Default)]
 pub struct Shared {
+    /// Messages under way on all connections.
+    pub(crate) under_way: usize,
     /// The frame being made.
     frame: Vec<u8>,
     identification: u16,
@@ -132,6 +153,82 @@ fn send_packet<E>(
     filled
 }
 
+/// Bytes of a loan that are as much work as a copy for a member of a group.
+const LENT_PER_WORK: u64 = 1024;
+/// Bytes below which a copy takes less than a loan.
+pub(crate) const MIN_LENT: u32 = 2 << 10;
+
+/// Counts as work that this payload is copied from where it lies, which may be long after it came.
+fn count_copy(core: &mut Core, payload: Payload<'_>) {
+    if let Payload::Lent(loan) = payload {
+        core.work += loan.len() as u64 / LENT_PER_WORK;
+    }
+}
+
+/// Whether payload may be lent to the peer of `qp`, and how much.
+fn lends(core: &Core, qp: &QueuePair, host: &dyn Host) -> Option<Lending> {
+    if !qp.transport.peer_is_inside {
+        return None;
+    }
+    // A frame from another address is not sure to get there.
+    let path = qp.transport.template.as_ref();
+    let path = path.filter(|path| path.source_mac() == core.config.mac)?;
+    host.lends(&path.destination_mac())
+}
+
+/// How many of the `left` bytes from `offset` on are lent at once where so many `packets` may be sent, if
+/// it is worth it. They end at the same places where there is a budget for it; who has taken some of them
+/// asks for the rest.
+fn lent_size(lending: Lending, offset: u32, left: u32, packets: u32, log_mtu: u8) -> Option<u32> {
+    let at_once = lending.at_once;
+    let most = packets.min(at_once >> log_mtu) << log_mtu;
+    let size = left.min(at_once - offset % at_once).min(most);
+    (size >= MIN_LENT).then_some(size)
+}
+
+/// Where the payload of what is sent comes from.
+enum Source<G> {
+    /// It is lent, and so many packets go as one.
+    Lent(Loan, u32),
+    /// So many bytes are written into the only packet by a function.
+    Copied(u32, G),
+}
+
+/// Sends a packet, or several in a row as one where their payload is lent. `headers` appends what
+/// follows the base header.
+fn send_payload<E>(
+    core: &mut Core,
+    counters: &mut QpCounters,
+    template: &Template,
+    bth: Bth,
+    source: Source<impl FnOnce(&mut [u8], &Core, &mut dyn Host) -> Result<(), E>>,
+    host: &mut dyn Host,
+    headers: impl FnOnce(&mut Vec<u8>),
+) -> Result<(), E> {
+    let (loan, packets) = match source {
+        Source::Lent(loan, packets) => (loan, packets),
+        Source::Copied(length, copy) => {
+            let pad = (length.wrapping_neg() & 3) as u8;
+            let bth = Bth { pad, ..bth };
+            return send_packet(core, counters, template, &bth, host, |frame, core, host| {
+                headers(frame);
+                let start = frame.len();
+                frame.resize(start + length as usize, 0);
+                copy(&mut frame[start..], core, host)
+            });
+        }
+    };
+    let mut head = std::mem::take(&mut core.transport.frame);
+    template.begin(&mut head, &bth);
+    headers(&mut head);
+    core.transport.identification = core.transport.identification.wrapping_add(1);
+    let identification = core.transport.identification;
+    template.finish(&mut head, bth.pad, identification, Medium::Memory);
+    core.transmit_lent(&head, loan, packets, counters, host);
+    core.transport.frame = head;
+    Ok(())
+}
+
 /// The upper bits of the opcodes of a service. The lower bits are the same for all.
 fn service_bits(service: Service) -> u8 {
     match service {
@@ -159,6 +256,7 @@ fn base_header(qp: &QueuePair, opcode: u8, psn: u32) -> Bth {
 /// Forgets all that is under way on `qp`.
 pub(crate) fn forget(core: &mut Core, qp: &mut QueuePair) {
     requester::settle_all(core, qp);
+    core.transport.under_way -= qp.transport.messages_under_way();
     qp.transport = Connection::default();
 }
 
@@ -172,6 +270,7 @@ pub(crate) fn modified(
 ) {
     if mask & MODIFY_ADDRESS_VECTOR != 0 {
         qp.transport.template = template(core, qp);
+        qp.transport.peer_is_inside = false;
     }
     if mask & (MODIFY_RETRY | MODIFY_RNR_RETRY) != 0 {
         qp.transport.requester.set_retries(&qp.attributes);
@@ -264,6 +363,7 @@ pub(crate) fn send(
     let answers = Allowance {
         data: room.data.div_ceil(2).min(burst),
         answers: room.answers.min(burst),
+        ..room
     };
     let mut left = answers;
     let more_answers = responder::run(core, qp, host, &mut left);
@@ -274,9 +374,9 @@ pub(crate) fn send(
         Progress::Drained
     };
     // Whoever is stopped before the end of a burst is stopped by the way.
-    if more_answers && (answers.data < burst || answers.answers < burst)
-        || progress == Progress::More && requests < burst
-    {
+    let stopped = more_answers && (answers.data < burst || answers.answers < burst)
+        || progress == Progress::More && requests < burst;
+    if stopped && room.is_little {
         requester::watch_in_line(core, qp);
         Progress::Full(way)
     } else if more_answers {
@@ -299,6 +399,7 @@ pub(crate) fn take_leave(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Hos
     let mut allowed = Allowance {
         data: 0,
         answers: LAST_ANSWERS,
+        is_little: false,
     };
     responder::run(core, qp, host, &mut allowed);
 }
@@ -341,10 +442,52 @@ pub(crate) fn receive_frame(
     let delivered = if waits_in_line(core, qp) {
         Err(Left::Waits(Place::Last(None)))
     } else {
-        deliver(core, qp, &frame, host)
+        deliver(core, qp, &frame, Came::By(medium), host)
     };
-    keep(core, qp, bytes, delivered);
+    keep(core, qp, bytes, None, delivered);
     Disposition::Consumed
+}
+
+/// How a packet came.
+#[derive(Clone, Copy)]
+enum Came<'a> {
+    /// Whole, by this.
+    By(Medium),
+    /// Without its payload.
+    Lending(&'a Arc<Loan>),
+    /// A while ago.
+    Before,
+}
+
+/// Looks at the headers of packets of another engine that lends their payload. They are
+/// for a queue pair, which has sent something to that engine's before, or for nobody.
+pub(crate) fn receive_lent(
+    core: &mut Core,
+    qps: &mut QueuePairs,
+    head: &[u8],
+    loan: &Arc<Loan>,
+    host: &mut dyn Host,
+) {
+    let Some(frame) = Frame::parse(head) else {
+        core.counters.rx_dropped += 1;
+        return;
+    };
+    let qp = qps.get_mut(frame.destination_qpn());
+    let Some(qp) = qp.filter(|qp| {
+        let is_connected = matches!(qp.service, Service::Rc | Service::XrcIni | Service::XrcTgt);
+        is_connected && core.gids.contains(&frame.destination, frame.vlan_id())
+    }) else {
+        core.counters.rx_dropped += 1;
+        return;
+    };
+    let packets = u64::from(Payload::Lent(loan).packets());
+    let bytes = (head.len() + loan.len()) as u64;
+    core.counters.rx_packets += packets;
+    core.counters.rx_bytes += bytes;
+    qp.counters.rx_packets += packets;
+    qp.counters.rx_bytes += bytes;
+    let delivered = deliver(core, qp, &frame, Came::Lending(loan), host);
+    keep(core, qp, head, Some(loan), delivered);
 }
 
 fn count_received(qp: &mut QueuePair, bytes: &[u8]) {
@@ -372,7 +515,13 @@ fn longest_frame(qp: &QueuePair) -> usize {
 }
 
 /// Keeps a frame for `qp` that waits.
-fn keep(core: &mut Core, qp: &QueuePair, bytes: &[u8], delivered: Result<(), Left>) {
+fn keep(
+    core: &mut Core,
+    qp: &QueuePair,
+    bytes: &[u8],
+    loan: Option<&Arc<Loan>>,
+    delivered: Result<(), Left>,
+) {
     let kept = match delivered {
         Ok(()) => true,
         Err(Left::Dropped) => false,
@@ -381,9 +530,14 @@ fn keep(core: &mut Core, qp: &QueuePair, bytes: &[u8], delivered: Result<(), Lef
             core.paging.lose(qp.number, place);
             false
         }
+        // It is not there any more when its turn comes.
+        Err(Left::Waits(place)) if loan.is_some_and(|loan| loan.is_passing()) => {
+            core.paging.lose(qp.number, place);
+            false
+        }
         Err(Left::Waits(place)) => {
             let owner = qp.doorbell_page;
-            core.paging.park(qp.number, owner, bytes, place)
+            core.paging.park(qp.number, owner, bytes, loan, place)
         }
     };
     core.counters.rx_dropped += u64::from(!kept);
@@ -401,14 +555,20 @@ pub(crate) fn page_resolved(core: &mut Core, qp: &mut QueuePair, side: Side) {
     core.paging.deliver(qp.number);
 }
 
-/// Looks again at frames that waited, at so many at most; returns at how many.
+/// Looks again at frames that waited, at so many at most, or fewer if they are as much work; returns at
+/// how many.
 pub(crate) fn deliver_parked(
     core: &mut Core,
     qp: &mut QueuePair,
     most: u32,
     host: &mut dyn Host,
 ) -> u32 {
+    let end = core.work + u64::from(most) * COPIES_PER_FRAME as u64;
     for done in 0..most {
+        if core.work >= end {
+            core.paging.deliver(qp.number);
+            return done;
+        }
         let Some(parked) = core.paging.unpark(qp.number) else {
             if let Some(lost) = core.paging.take_lost(qp.number) {
                 responder::lost(core, qp, lost);
@@ -431,7 +591,10 @@ pub(crate) fn deliver_parked(
         };
         let delivered = match parked.place {
             Place::Last(group @ Some(_)) => unreliable::datagram(core, qp, &frame, group, host),
-            _ => deliver(core, qp, &frame, host),
+            _ => {
+                let came = parked.loan.as_ref().map_or(Came::Before, Came::Lending);
+                deliver(core, qp, &frame, came, host)
+            }
         };
         match delivered {
             Ok(()) => {}
@@ -481,7 +644,7 @@ fn receive_multicast(
         } else {
             unreliable::datagram(core, qp, frame, group, host)
         };
-        keep(core, qp, bytes, delivered);
+        keep(core, qp, bytes, None, delivered);
     }
     Disposition::Consumed
 }
@@ -491,6 +654,7 @@ fn deliver(
     core: &mut Core,
     qp: &mut QueuePair,
     frame: &Frame<'_>,
+    came: Came<'_>,
     host: &mut dyn Host,
 ) -> Result<(), Left> {
     if !qp.may_receive() {
@@ -517,7 +681,11 @@ fn deliver(
     if frame.source != path.gid || frame.destination != own.gid || frame.vlan_id() != vlan {
         return Err(Left::Dropped);
     }
-    let packet = match Packet::parse(frame.transport) {
+    let packet = Packet::parse(frame.transport).and_then(|packet| match came {
+        Came::Lending(loan) => packet.with_loan(loan),
+        Came::By(_) | Came::Before => Ok(packet),
+    });
+    let packet = match packet {
         Ok(packet) => packet,
         Err(PacketError::Opcode(bth)) => {
             return responder::unknown(core, qp, &bth).ok_or(Left::Dropped);
@@ -531,10 +699,16 @@ fn deliver(
     if packet.info.service != service {
         return Err(Left::Dropped);
     }
-    match (qp.service, packet.info.is_request()) {
+    let before = qp.transport.progress();
+    let taken = match (qp.service, packet.info.is_request()) {
         (Service::Uc, true) => responder::unreliable_request(core, qp, &packet, host),
         (Service::XrcIni, true) | (Service::XrcTgt, false) => Err(Left::Dropped),
         (_, true) => responder::request(core, qp, &packet, host),
         (_, false) => requester::response(core, qp, &packet, host).ok_or(Left::Dropped),
+    };
+    // Anybody may make headers up; what the peer alone can know is which packet is next.
+    if matches!(came, Came::By(Medium::Memory)) && qp.transport.progress() != before {
+        qp.transport.peer_is_inside = true;
     }
+    taken
 }

@@ -118,7 +118,7 @@ pub(crate) fn receive(
         } else {
             deliver(core, qp, frame, host)
         };
-        keep(core, qp, frame, delivered);
+        keep(core, qp, frame, None, delivered);
     }
     true
 }

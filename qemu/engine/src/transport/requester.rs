@@ -13,10 +13,13 @@
 //! circle.
 
 use super::delay::{ack_timeout, rnr_delay};
-use super::{base_header, invalidates, send_packet};
+use super::{
+    base_header, count_copy, invalidates, lends, lent_size, send_payload, Source, MIN_LENT,
+};
 use crate::core::{Core, SendCompletion, Waited};
 use crate::counters::count;
-use crate::memory::Host;
+use crate::loan::{Lender, Loan, Payload};
+use crate::memory::{Host, Lending, MAX_LENT};
 use crate::paging::{Fault, Outcome, Side};
 use crate::qp::{self, LocalError, QueuePair};
 use crate::queue::{is_local, registers, QueueError, SendBody, SendRequest};
@@ -102,13 +105,17 @@ pub(crate) struct Message {
     early: bool,
     /// How it has waited for tags.
     waited: Waited,
+    /// Some of it was found not to be lent: so is the rest.
+    unlendable: bool,
+    /// What is lent of it is lent until it is complete.
+    lender: Lender,
     /// It has made a registration and something before it is open: what [`crate::tpt::Tpt`] calls
     /// that.
     unsettled: Option<u64>,
 }
 
 // Documentation/device/14-limits.md says what a guest can have its device take for them.
-const _: () = assert!(size_of::<Message>() <= 872);
+const _: () = assert!(size_of::<Message>() <= 880);
 
 impl Message {
     /// The sequence number after its last.
@@ -154,6 +161,11 @@ impl Message {
         )
     }
 
+    /// Whether what it sends may be lent, as far as is known.
+    fn may_be_lent(&self) -> bool {
+        !self.unlendable && self.request.length >= MIN_LENT && self.request.inline().is_none()
+    }
+
     /// Bytes of the message before the packet with sequence number `psn`, which is one of its own.
     fn offset_of(&self, psn: u32, log_mtu: u8) -> u32 {
         (psn.wrapping_sub(self.first_psn) & 0xff_ffff) << log_mtu
@@ -190,6 +202,10 @@ pub(super) struct Requester {
     /// A page of an on-demand region is not there, or the place of an answer is under a pending tag;
     /// nothing is sent until that is over.
     waiting_for_page: bool,
+    /// Something went wrong with the oldest packet: until it is taken, nothing is lent. Of packets that go
+    /// as one all are taken or none, so that a receiver could find no place for them for ever; and what
+    /// became of a loan once may become of it again.
+    hands_over: bool,
     /// What is waited for is the place of an answer, which was thrown away: it has to be asked for
     /// again, and what comes until then is thrown away too.
     answer_lost: bool,
@@ -212,6 +228,11 @@ impl Requester {
     /// The next sequence number of a message, for queries.
     pub(super) fn psn(&self) -> u32 {
         self.unassigned
+    }
+
+    /// The oldest sequence number not acknowledged.
+    pub(super) fn una(&self) -> u32 {
+        self.una
     }
 
     /// Messages that were taken up and are not complete.
@@ -247,6 +268,7 @@ impl Requester {
         self.timeouts = 0;
         self.went_back_to = None;
         self.waiting_for_receiver = false;
+        self.hands_over = false;
     }
 
     /// Has the packet `psn` sent next.
@@ -276,6 +298,18 @@ fn window(log_mtu: u8) -> u32 {
     (WINDOW_BYTES >> log_mtu).min(WINDOW_PACKETS)
 }
 
+/// The same before a packet of this message, of a queue pair that lends or does not. What is handed over
+/// takes room on its way, whoever it goes to.
+fn window_of(qp: &QueuePair, message: &Message, lends: Option<Lending>) -> u32 {
+    let log_mtu = qp.attributes.log_mtu;
+    match lends {
+        Some(lending) if message.is_answered() || message.may_be_lent() => {
+            lending.under_way >> log_mtu
+        }
+        _ => window(log_mtu),
+    }
+}
+
 /// How many bytes of a read are asked for in one request that begins at `offset`, where `left` are to
 /// come. Always up to the same places: a request that is repeated in part must not reach beyond the
 /// one it repeats.
@@ -296,8 +330,9 @@ pub(super) fn run(
     host: &mut dyn Host,
     budget: u32,
 ) -> Progress {
-    let mut sent = 0;
-    while sent < budget {
+    let mut left = budget;
+    let lends = lends(core, qp, host).filter(|_| !qp.transport.requester.hands_over);
+    while left > 0 {
         if !matches!(qp.state, State::Rts | State::Sqd)
             || qp.transport.requester.waiting_for_receiver
             || qp.transport.requester.waiting_for_page
@@ -308,16 +343,15 @@ pub(super) fn run(
         if requester.cursor == requester.messages.len() && !take_up(core, qp, host) {
             break;
         }
-        if !step(core, qp, host) {
+        if !step(core, qp, (lends, &mut left), host) {
             break;
         }
-        sent += 1;
         // Local operations, and failures that nothing stands before, end at once.
         complete(core, qp, host);
     }
     complete(core, qp, host);
     watch(core, qp, false);
-    let more = sent >= budget && (budget > 0 || wants_to_send(qp, host));
+    let more = left == 0 && (budget > 0 || wants_to_send(qp, lends, host));
     let requester = &qp.transport.requester;
     if requester.waiting_for_page {
         Progress::Blocked
@@ -331,13 +365,13 @@ pub(super) fn run(
 }
 
 /// Whether there is something to send now, as far as can be told without sending it.
-fn wants_to_send(qp: &mut QueuePair, host: &mut dyn Host) -> bool {
+fn wants_to_send(qp: &mut QueuePair, lends: Option<Lending>, host: &mut dyn Host) -> bool {
     let requester = &qp.transport.requester;
     if !matches!(qp.state, State::Rts | State::Sqd) || requester.waiting_for_receiver {
         return false;
     }
-    if requester.cursor < requester.messages.len() {
-        return requester.in_flight() < window(qp.attributes.log_mtu);
+    if let Some(message) = requester.messages.get(requester.cursor) {
+        return requester.in_flight() < window_of(qp, message, lends);
     }
     // A record that makes no sense is found out in the queue pair's turn.
     qp.may_send() && (qp.send.has_next() || qp.send.refresh(host).is_err() || qp.send.has_next())
@@ -370,6 +404,7 @@ fn take_up(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
     qp.send.advance(message.request.end());
     message.first_psn = requester.unassigned;
     message.done = false;
+    message.unlendable = false;
     message.unchecked = false;
     message.early = false;
     message.waited = Waited::default();
@@ -389,6 +424,7 @@ fn take_up(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
     let requester = &mut qp.transport.requester;
     requester.unassigned = message.end_psn();
     requester.messages.push_back(message);
+    core.transport.under_way += 1;
     true
 }
 
@@ -521,8 +557,14 @@ pub(super) fn is_agreed_on(core: &Core, opcode: SendOpcode) -> bool {
     }
 }
 
-/// Carries out a local operation or sends the next packet; false when neither may be done now.
-fn step(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
+/// Carries out a local operation or sends the next packet, or several where the data can be lent; false
+/// when neither may be done now. What it takes of the `budget`, of which there is some, it takes away.
+fn step(
+    core: &mut Core,
+    qp: &mut QueuePair,
+    (lends, budget): (Option<Lending>, &mut u32),
+    host: &mut dyn Host,
+) -> bool {
     let requester = &qp.transport.requester;
     let cursor = requester.cursor;
     let Some(message) = requester.messages.get(cursor) else {
@@ -541,7 +583,9 @@ fn step(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
         return false;
     }
     if message.is_local() {
-        return local(core, qp, host);
+        let done = local(core, qp, host);
+        *budget -= u32::from(done);
+        return done;
     }
     if message.is_to_register() && !register(core, qp, host) {
         return false;
@@ -557,7 +601,7 @@ fn step(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
         return false;
     };
     let log_mtu = qp.attributes.log_mtu;
-    let window = window(log_mtu);
+    let window = window_of(qp, message, lends);
     let answered = message.is_answered();
     if requester.in_flight() >= window
         || answered && requester.reads.len() >= usize::from(qp.attributes.ord)
@@ -567,13 +611,27 @@ fn step(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
     let psn = requester.next;
     let offset = message.offset_of(psn, log_mtu);
     let left = message.request.length - offset;
+    let most = (*budget).min(window - requester.in_flight());
+    let size = lends
+        .filter(|_| !answered && message.may_be_lent())
+        .and_then(|lending| lent_size(lending, offset, left, most, log_mtu));
+    let loan = size.and_then(|size| lend(core, qp, message, (offset, size), host));
+    if size.is_some() && loan.is_none() {
+        // It may go on later: less of it may be under way than was thought.
+        qp.transport.requester.messages[cursor].unlendable = true;
+        return true;
+    }
     // How far this packet carries the message: a read request as far as what it asks for.
     let (length, advance) = if message.is_read() {
         let length = asked_for(offset, left, log_mtu);
         (length, packets(length, log_mtu))
+    } else if let Some(loan) = &loan {
+        let length = loan.len() as u32;
+        (length, packets(length, log_mtu))
     } else {
         (left.min(1 << log_mtu), 1)
     };
+    let sent_packets = if answered { 1 } else { advance };
     let after = psn_add(psn, advance);
     let ends = after == message.end_psn();
     let position = Position::of(psn == message.first_psn, ends);
@@ -581,8 +639,8 @@ fn step(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
     // window does not close for want of one, and that a slow peer shows progress within a timeout.
     let ack_request = ends
         || answered
-        || requester.since_ack_request + 1 >= ACK_REQUEST_PACKETS
-        || requester.in_flight() + 1 >= window;
+        || requester.since_ack_request + sent_packets >= ACK_REQUEST_PACKETS
+        || requester.in_flight() + sent_packets >= window;
     let payload = if message.brings_data() { 0 } else { length };
     if message.brings_data() {
         // Whatever comes back should find its place.
@@ -598,29 +656,29 @@ fn step(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
     let message = &requester.messages[cursor];
     let bth = Bth {
         solicited: ends && message.request.flags & SEND_SOLICITED != 0,
-        pad: (payload.wrapping_neg() & 3) as u8,
         ack_request,
         ..base_header(qp, wire_opcode(message.request.opcode, position), psn)
     };
     let domain = qp.domain();
     let (request, waited) = (&message.request, message.waited);
     let extended = qp.is_extended();
-    let sent = send_packet(
-        core,
-        &mut qp.counters,
-        &template,
-        &bth,
-        host,
-        |frame, core, host| {
-            if extended {
-                frame.extend_from_slice(&(request.srqn & 0xff_ffff).to_be_bytes());
-            }
-            extend_headers(frame, request, position, offset, length);
-            let start = frame.len();
-            frame.resize(start + payload as usize, 0);
-            core.gather(host, domain, request, offset.into(), &mut frame[start..])
-        },
-    );
+    let headers = |frame: &mut Vec<u8>| {
+        if extended {
+            frame.extend_from_slice(&(request.srqn & 0xff_ffff).to_be_bytes());
+        }
+        extend_headers(frame, request, position, offset, length);
+    };
+    let source = match loan {
+        Some(loan) => Source::Lent(loan, sent_packets),
+        None => Source::Copied(
+            payload,
+            |to: &mut [u8], core: &Core, host: &mut dyn Host| {
+                core.gather(host, domain, request, offset.into(), to)
+            },
+        ),
+    };
+    let counters = &mut qp.counters;
+    let sent = send_payload(core, counters, &template, bth, source, host, headers);
     let sent = sent.map_err(|error| core.confirm(error, waited, host));
     match sent {
         Err(TptError::Absent(fault)) => return absent(core, qp, fault, host),
@@ -637,8 +695,10 @@ fn step(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
         });
         return false;
     }
-    if psn_diff(requester.fresh, psn) > 0 {
-        count!(core, qp, retransmissions);
+    let again = psn_diff(requester.fresh, psn);
+    if again > 0 {
+        let times = sent_packets.min(again as u32);
+        count!(core, qp, retransmissions, u64::from(times));
     }
     if answered {
         requester.reads.push_back(after);
@@ -646,8 +706,9 @@ fn step(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
     requester.since_ack_request = if ack_request {
         0
     } else {
-        requester.since_ack_request + 1
+        requester.since_ack_request + sent_packets
     };
+    *budget -= sent_packets.min(*budget);
     requester.next = after;
     if psn_diff(after, requester.fresh) > 0 {
         requester.fresh = after;
@@ -656,6 +717,21 @@ fn step(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
         requester.cursor += 1;
     }
     true
+}
+
+/// Lends so many bytes of a message from `offset` on; `None` where that cannot be.
+fn lend(
+    core: &Core,
+    qp: &QueuePair,
+    message: &Message,
+    (offset, size): (u32, u32),
+    host: &dyn Host,
+) -> Option<Loan> {
+    let log_mtu = qp.attributes.log_mtu;
+    let (request, size) = (&message.request, (size as usize, log_mtu));
+    let mut loan = core.lend(host, qp.domain(), request, offset.into(), size)?;
+    loan.depend_on(&message.lender);
+    Some(loan)
 }
 
 /// A page that the message under the cursor needs is not there: waits for it, or fails the
@@ -910,9 +986,11 @@ fn complete(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
         if !finished {
             return;
         }
-        let Some(message) = requester.messages.pop_front() else {
+        let Some(mut message) = requester.messages.pop_front() else {
             return;
         };
+        message.lender.end();
+        core.transport.under_way -= 1;
         requester.cursor = requester.cursor.saturating_sub(1);
         if message.brings_data() {
             core.tpt.touch_local(message.request.sges(), qp.domain());
@@ -930,9 +1008,11 @@ fn complete(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
 
 /// Fails the oldest message and with it the queue pair.
 fn fail(core: &mut Core, qp: &mut QueuePair, failure: Failure, host: &mut dyn Host) {
-    let Some(message) = qp.transport.requester.messages.pop_front() else {
+    let Some(mut message) = qp.transport.requester.messages.pop_front() else {
         return;
     };
+    message.lender.end();
+    core.transport.under_way -= 1;
     let completion = SendCompletion {
         byte_count: 0,
         vendor_syndrome: failure.vendor_syndrome,
@@ -1010,6 +1090,9 @@ pub(super) fn expired(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) 
         return;
     }
     count!(core, qp, ack_timeouts);
+    // Whoever it was that was heard.
+    qp.transport.peer_is_inside = false;
+    let requester = &mut qp.transport.requester;
     requester.timeouts = requester.timeouts.saturating_add(1);
     if in_line {
         // Nothing could be sent again now, and what is missing may not have got further than the
@@ -1040,6 +1123,7 @@ fn retry(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
     }
     let requester = &mut qp.transport.requester;
     requester.went_back_to = None;
+    requester.hands_over = true;
     requester.seek(requester.una);
     watch(core, qp, true);
     core.schedule(qp);
@@ -1180,6 +1264,7 @@ fn receiver_not_ready(
         requester.rnr_retries -= 1;
     }
     requester.waiting_for_receiver = true;
+    requester.hands_over = true;
     requester.seek(psn);
     let deadline = core.now.saturating_add(rnr_delay(code));
     // The timer may be running for an earlier or a later time.
@@ -1227,38 +1312,53 @@ fn answer(
         .aeth
         .is_none_or(|aeth| matches!(aeth.syndrome, Syndrome::Ack(_)));
     let original;
-    let (expected, data) = match (packet.info.operation, request.opcode) {
+    let mut answered = 1;
+    let (fits, data) = match (packet.info.operation, request.opcode) {
         (Operation::ReadResponse, SendOpcode::Read) => {
             let offset = message.offset_of(psn, log_mtu);
-            let left = request.length - offset;
-            let full = 1 << log_mtu;
+            let asked = asked_for(offset, request.length - offset, log_mtu);
+            let length = packet.payload.len() as u32;
+            let most = match packet.payload {
+                Payload::Bytes(_) => 1 << log_mtu,
+                Payload::Lent(_) => MAX_LENT,
+            };
+            answered = packets(length, log_mtu);
             // It says itself whether another one follows, of those that were asked for together.
             let more = matches!(packet.info.position, Position::First | Position::Middle);
-            if more == (asked_for(offset, left, log_mtu) > full) {
-                (left.min(full) as usize, packet.payload)
+            let fits = if more {
+                length == answered << log_mtu && length < asked
             } else {
-                (usize::MAX, packet.payload)
-            }
+                length == asked
+            };
+            let fits = fits && packet.payload.is_in_packets(log_mtu);
+            (fits && length <= most, packet.payload)
         }
         (Operation::AtomicAcknowledge, SendOpcode::CompareSwap | SendOpcode::FetchAdd) => {
             original = packet.atomic_ack?.original.to_le_bytes();
-            (8, original.as_slice())
+            (true, Payload::Bytes(&original))
         }
         // That a flush or an atomic write is done is said by a read response without data.
         (Operation::ReadResponse, SendOpcode::AtomicWrite | SendOpcode::Flush)
             if packet.info.position == Position::Only =>
         {
-            (0, packet.payload)
+            (packet.payload.is_empty(), packet.payload)
         }
         // Neither asked for nor sensible here.
-        _ => (usize::MAX, packet.payload),
+        _ => (false, packet.payload),
     };
-    if data.len() != expected || !acknowledged {
+    if !fits || !acknowledged {
         fail(core, qp, CompletionStatus::BadResponse.into(), host);
         return Some(());
     }
     let offset = message.offset_of(psn, log_mtu);
-    let placed = core.scatter(host, domain, request.sges(), offset.into(), data);
+    let Some(held) = data.hold() else {
+        // As if it had not come.
+        go_back(core, qp, host);
+        return None;
+    };
+    count_copy(core, data);
+    let placed = core.scatter(host, domain, request.sges(), offset.into(), held.data());
+    drop(held);
     let placed = placed.map_err(|error| core.confirm(error, waited, host));
     let waits = match placed {
         Err(TptError::Absent(fault)) => {
@@ -1294,7 +1394,7 @@ fn answer(
     }
     qp.transport
         .requester
-        .progress(psn_add(psn, 1), &qp.attributes);
+        .progress(psn_add(psn, answered), &qp.attributes);
     complete(core, qp, host);
     if qp.state != State::Error {
         watch(core, qp, true);

@@ -6,7 +6,7 @@
 //! be sent stops the send queue (state SQE) and nothing else.
 
 use super::requester::{extend_headers, is_agreed_on, wire_opcode, Failure};
-use super::{base_header, raw, send_packet, template_of, Left};
+use super::{base_header, raw, send_payload, template_of, Left, Source};
 use crate::core::{Core, Origin, ReceiveCompletion, SendCompletion, Waited, MAX_LOG_MTU};
 use crate::counters::count;
 use crate::memory::{Host, Way};
@@ -288,7 +288,6 @@ fn packet(
     let bth = Bth {
         qpn,
         solicited: ends && request.flags & SEND_SOLICITED != 0,
-        pad: (payload.wrapping_neg() & 3) as u8,
         ..base_header(
             qp,
             wire_opcode(request.opcode, position),
@@ -296,22 +295,17 @@ fn packet(
         )
     };
     let domain = qp.domain();
-    let sent = send_packet(
-        core,
-        &mut qp.counters,
-        &template,
-        &bth,
-        host,
-        |frame, core, host| {
-            if let Some(deth) = deth {
-                frame.extend_from_slice(&deth.to_bytes());
-            }
-            extend_headers(frame, request, position, offset, payload);
-            let start = frame.len();
-            frame.resize(start + payload as usize, 0);
-            core.gather(host, domain, request, offset.into(), &mut frame[start..])
-        },
-    );
+    let copy = |to: &mut [u8], core: &Core, host: &mut dyn Host| {
+        core.gather(host, domain, request, offset.into(), to)
+    };
+    let headers = |frame: &mut Vec<u8>| {
+        if let Some(deth) = deth {
+            frame.extend_from_slice(&deth.to_bytes());
+        }
+        extend_headers(frame, request, position, offset, payload);
+    };
+    let (counters, source) = (&mut qp.counters, Source::Copied(payload, copy));
+    let sent = send_payload(core, counters, &template, bth, source, host, headers);
     if let Some(left) = gathered(core, qp, sent, host)? {
         return Ok(left);
     }
@@ -371,14 +365,15 @@ pub(super) fn datagram(
         Service::Gsi => GSI_QKEY,
         _ => qp.attributes.qkey,
     };
-    if deth.qkey != qkey || packet.payload.len() > MAX_DATAGRAM {
+    let payload = packet.payload.bytes().ok_or(Left::Dropped)?;
+    if deth.qkey != qkey || payload.len() > MAX_DATAGRAM {
         return Err(Left::Dropped);
     }
     if group == Some(true) && deth.source_qpn == qp.number {
         return Err(Left::Dropped);
     }
     receive_into(core, qp, host, |core, qp, receive, host| {
-        let message = (&packet, deth);
+        let message = (&packet, payload, deth);
         place(core, qp, (frame, group), message, receive, host)
     })
 }
@@ -430,7 +425,7 @@ fn place(
     core: &mut Core,
     qp: &mut QueuePair,
     (frame, group): (&Frame<'_>, Option<bool>),
-    (packet, deth): (&Packet<'_>, Deth),
+    (packet, payload, deth): (&Packet<'_>, &[u8], Deth),
     (receive, waited): (&ReceiveRequest, Waited),
     host: &mut dyn Host,
 ) -> Result<(), Left> {
@@ -439,7 +434,7 @@ fn place(
     let at = HEADER_AREA.checked_sub(frame.network_header.len());
     let at = at.ok_or(Left::Dropped)?;
     header[at..].copy_from_slice(frame.network_header);
-    let length = HEADER_AREA + packet.payload.len();
+    let length = HEADER_AREA + payload.len();
     let mut completion = ReceiveCompletion {
         origin: Some(Origin {
             qpn: deth.source_qpn,
@@ -449,7 +444,7 @@ fn place(
         ..ReceiveCompletion::failed(receive, CompletionStatus::LocalLength, 0)
     };
     if length as u64 <= receive.capacity {
-        let parts = [&header[..], packet.payload];
+        let parts = [&header[..], payload];
         let place = Place::Last(group);
         scatter(core, qp, &parts, (receive, waited), place, host)?;
         completion.status = CompletionStatus::Success;
@@ -488,7 +483,7 @@ pub(super) fn scatter(
     let mut placed = Ok(());
     for part in parts {
         let at = length as u64;
-        placed = placed.and_then(|()| core.scatter(&*host, receive.domain, sges, at, part));
+        placed = placed.and_then(|()| core.scatter(&*host, receive.domain, sges, at, *part));
         length += part.len();
     }
     let placed = placed.map_err(|error| core.confirm(error, waited, host));

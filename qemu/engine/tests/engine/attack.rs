@@ -134,6 +134,12 @@ pub fn clear_reserved<L: Layout>(value: &mut L) {
 pub fn forge(random: &mut Random, frame: &[u8]) -> Vec<u8> {
     let mut frame = frame.to_vec();
     const BTH: usize = 14 + 20 + 8;
+    if frame.len() < BTH + 16 {
+        // No packet of a queue pair's.
+        let at = random.below(frame.len() as u64) as usize;
+        frame[at] = random.nasty() as u8;
+        return frame;
+    }
     if random.one_in(4) {
         frame.truncate(BTH + 16 + random.below(64) as usize);
     }

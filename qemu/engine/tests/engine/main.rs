@@ -18,6 +18,7 @@ mod faults;
 mod features;
 mod isolation;
 mod lists;
+mod loans;
 mod long;
 mod numbers;
 mod one_touch;

@@ -10,9 +10,9 @@ const PAGE: u64 = 4096;
 const FBO: u64 = 64;
 
 /// An on-demand region and what the host knows of its pages.
-struct Paged {
-    tag: u32,
-    address: u64,
+pub(crate) struct Paged {
+    pub(crate) tag: u32,
+    pub(crate) address: u64,
     length: u64,
     table: u64,
     /// Where each page is now, whether the device knows or not.
@@ -27,7 +27,7 @@ const POISON: u8 = 0xdd;
 
 impl Paged {
     /// A region of `length` bytes, at most 512 pages, of which nothing is present.
-    fn new(node: &mut Node, tag: u32, length: u64) -> Self {
+    pub(crate) fn new(node: &mut Node, tag: u32, length: u64) -> Self {
         Self::with_access(node, tag, length, ALL)
     }
 
@@ -66,7 +66,7 @@ impl Paged {
         }
     }
 
-    fn sge(&self, offset: u64, length: u32) -> Sge {
+    pub(crate) fn sge(&self, offset: u64, length: u32) -> Sge {
         Sge {
             address: self.address + offset,
             length,
@@ -74,7 +74,7 @@ impl Paged {
         }
     }
 
-    fn bring_in(&self, node: &Node, page: u64, write: bool) {
+    pub(crate) fn bring_in(&self, node: &Node, page: u64, write: bool) {
         let mut entry = self.pages[page as usize] | ON_DEMAND_PRESENT;
         if write {
             entry |= ON_DEMAND_WRITE;
@@ -119,7 +119,7 @@ impl Paged {
         }
     }
 
-    fn contents(&self, node: &Node, offset: u64, length: usize) -> Vec<u8> {
+    pub(crate) fn contents(&self, node: &Node, offset: u64, length: usize) -> Vec<u8> {
         (0..length as u64)
             .map(|index| {
                 let at = FBO + offset + index;
@@ -184,7 +184,7 @@ fn bring_in(node: &mut Node, regions: &[Paged], fault: &PageFault) {
     assert_eq!(resolve(node, fault, failed), CommandStatus::Ok);
 }
 
-fn serve(node: &mut Node, regions: &[Paged]) -> usize {
+pub(crate) fn serve(node: &mut Node, regions: &[Paged]) -> usize {
     let faults = take(node);
     for fault in &faults {
         bring_in(node, regions, fault);
@@ -194,9 +194,19 @@ fn serve(node: &mut Node, regions: &[Paged]) -> usize {
 
 /// Runs until nothing moves; returns the faults of both sides.
 fn run(pair: &mut Pair, a: &[Paged], b: &[Paged]) -> (usize, usize) {
+    run_by(pair, a, b, Pair::exchange)
+}
+
+/// The same, with packets exchanged by `exchange`.
+pub(crate) fn run_by(
+    pair: &mut Pair,
+    a: &[Paged],
+    b: &[Paged],
+    mut exchange: impl FnMut(&mut Pair),
+) -> (usize, usize) {
     let mut faults = (0, 0);
     for _ in 0..10_000 {
-        pair.exchange();
+        exchange(pair);
         let served = (serve(&mut pair.a, a), serve(&mut pair.b, b));
         faults = (faults.0 + served.0, faults.1 + served.1);
         if served == (0, 0) && !pair.pass_time() {

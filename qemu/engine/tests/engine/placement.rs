@@ -95,7 +95,7 @@ fn the_packets_are_those_of_the_specification() {
             packet.bth.opcode,
             packet.feth,
             packet.reth,
-            packet.payload.to_vec(),
+            packet.payload.bytes().unwrap().to_vec(),
         ));
         vec![frame]
     });

@@ -6,7 +6,7 @@
 use crate::wire::{drain, statuses, ALL, PD};
 use ferrite_abi::QueuePairStateCode as State;
 use ferrite_abi::*;
-use ferrite_engine::memory::{Room, Way, FRAME_OVERHEAD};
+use ferrite_engine::memory::{Room, Way, ENOUGH_ROOM, FRAME_OVERHEAD};
 use ferrite_engine::roce::{Frame, Medium};
 use ferrite_engine::testing::{Node, Peer, QpOptions, Region, SendWork};
 use std::collections::{HashMap, VecDeque};
@@ -280,6 +280,32 @@ fn a_full_neighbour_holds_up_nobody_else() {
         [CompletionStatus::Success; 3]
     );
     assert_eq!(ring.from.engine.counters().retransmissions, 0);
+}
+
+#[test]
+fn who_is_told_of_enough_room_does_not_wait_to_be_told_of_more() {
+    /// Bytes of a connection that are on their way at most.
+    const UNDER_WAY: usize = 512 << 10;
+    // From what is enough to what is enough for all that is sent in a turn.
+    for more in (0..RING - ENOUGH_ROOM).step_by(16 << 10) {
+        let mut ring = Ring::new(1);
+        ring.write(FIRST, MESSAGE);
+        loop {
+            // The neighbour takes at once what is there, and says nothing but what it was asked for.
+            let room = (Way::Memory(1), Room::Bytes(ENOUGH_ROOM + more));
+            ring.from.host.ways.insert(ring.to.mac, room);
+            if std::mem::take(&mut ring.from.host.wants_room) {
+                ring.from.engine.room_again();
+            }
+            let now = ring.from.now;
+            if ring.from.engine.next_timeout().is_none_or(|at| at > now) {
+                break;
+            }
+            ring.from.engine.poll(now, &mut ring.from.host);
+        }
+        assert_eq!(ring.from.engine.waiting_for_room(), 0, "{more}");
+        assert_eq!(ring.from.host.sent.len(), UNDER_WAY >> 12, "{more}");
+    }
 }
 
 #[test]

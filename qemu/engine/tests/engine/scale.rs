@@ -88,3 +88,82 @@ fn a_completion_costs_the_same_with_one_queue_pair_and_with_many() {
         assert!(*batch <= single, "{few}; alone: {alone}");
     }
 }
+
+/// Nanoseconds between two posts of a program that is quick.
+const SOON: u64 = 5_000;
+
+/// A program that writes over several queue pairs in turn, each while the message before is under way, rings
+/// hardly any doorbell, and all messages go out at once; when it stops, the device asks for doorbells again.
+#[test]
+fn who_posts_on_several_queue_pairs_in_turn_rings_no_doorbells() {
+    for qps in [2, 16, 100] {
+        let mut many = Many::new(qps);
+        for _ in 0..2 * qps {
+            many.visit_within(SOON, true);
+        }
+        let before = many.pair.a.send_doorbells;
+        for _ in 0..4 * qps {
+            assert_eq!(many.visit_within(SOON, true), 1, "of {qps}");
+        }
+        let rung = many.pair.a.send_doorbells - before;
+        assert!(rung * 20 <= 4 * u64::from(qps), "{rung} of {qps}");
+        assert!(
+            many.awake() * 20 >= qps as usize * 19,
+            "{} of {qps}",
+            many.awake()
+        );
+        many.arrive();
+        many.pair.run();
+        assert_eq!(many.awake(), 0);
+    }
+}
+
+/// No more than so many are looked at for the sake of others, and none for longer than a millisecond; the
+/// others ring.
+#[test]
+fn few_queue_pairs_are_looked_at_for_the_sake_of_others() {
+    let mut many = Many::new(1000);
+    for _ in 0..3000 {
+        many.visit_within(SOON, true);
+        assert!(many.awake() <= 129, "{} of them", many.awake());
+    }
+    let mut many = Many::new(10);
+    for _ in 0..40 {
+        many.visit_within(SOON, true);
+    }
+    assert_eq!(many.awake(), 10);
+    // Two of them go on.
+    for round in 0..300 {
+        many.only(round % 2);
+        many.visit_within(SOON, true);
+    }
+    assert_eq!(many.awake(), 2);
+}
+
+/// One that answers what its peer asks has a doorbell for each answer: who asked waits for it.
+#[test]
+fn answers_in_turn_are_not_held_up() {
+    let mut many = Many::new(4);
+    for _ in 0..16 {
+        many.is_asked();
+        many.visit_within(SOON, true);
+    }
+    let before = many.pair.a.send_doorbells;
+    for _ in 0..16 {
+        many.is_asked();
+        many.visit_within(SOON, true);
+    }
+    assert_eq!(many.pair.a.send_doorbells - before, 16);
+}
+
+/// Where each message waits for the one before, on whichever queue pair, each has a doorbell.
+#[test]
+fn one_message_at_a_time_rings() {
+    for qps in [1, 2, 16] {
+        let mut many = Many::new(qps);
+        for _ in 0..4 * qps {
+            assert_eq!(many.visit_within(SOON, false), 1);
+        }
+        assert_eq!(many.pair.a.send_doorbells, 4 * u64::from(qps), "of {qps}");
+    }
+}

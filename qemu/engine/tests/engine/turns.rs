@@ -2,6 +2,7 @@
 
 //! Turns: the device shows the driver when it uses tags, and looks for commands before it does.
 
+use crate::loans::{inside, lent, run};
 use crate::wire::*;
 use ferrite_abi::*;
 use ferrite_engine::testing::{Access, Node, Region, SendWork, CQP_LOG_ENTRIES};
@@ -236,6 +237,116 @@ fn what_is_no_packet_is_no_turn() {
     let before = turn(&bench.pair.b);
     bench.pair.b.receive(&[0xff; 64]);
     assert_eq!(turn(&bench.pair.b), before);
+}
+
+#[test]
+fn a_turn_goes_on_as_long_as_something_is_lent() {
+    let (mut pair, a, b) = inside(Setup::default());
+    assert_eq!(turn(&pair.a) % 2, 0);
+    let loan = lent(&mut pair, &a, &b);
+    let shown = turn(&pair.a);
+    assert_eq!(shown % 2, 1, "it may be read");
+    // Nor is it shown to be over while the driver cannot rely on it.
+    release(&mut pair.a, a.tag);
+    assert!(loan.hold().is_some());
+    pair.a.engine.begin_turn(&mut pair.a.host);
+    assert!(loan.hold().is_none(), "what the record tells of is done");
+    pair.a.engine.end_turn(&mut pair.a.host);
+    assert_eq!(turn(&pair.a), shown, "others may be read");
+    drop(loan);
+    pair.a.host.inside.clear();
+    run(&mut pair, |_, _| 1);
+    assert_eq!(turn(&pair.a) % 2, 0);
+    assert_ne!(turn(&pair.a), shown);
+}
+
+#[test]
+fn a_release_that_was_taken_up_ends_what_was_lent() {
+    let (mut pair, a, b) = inside(Setup::default());
+    pair.a.hold_tags(10_000.0);
+    let loan = lent(&mut pair, &a, &b);
+    release(&mut pair.a, a.tag);
+    pair.a.ring_control();
+    assert!(loan.hold().is_none());
+}
+
+#[test]
+fn what_was_lent_and_taken_leaves_no_turn_behind() {
+    let (mut pair, a, b) = inside(Setup::default());
+    drop(lent(&mut pair, &a, &b));
+    run(&mut pair, |_, _| 1);
+    assert_eq!(turn(&pair.a) % 2, 0);
+    assert_eq!(statuses(&pair.completions_a()), [Success]);
+}
+
+#[test]
+fn a_turn_ends_where_nothing_but_the_loan_was_waited_for() {
+    let (mut pair, a, b) = inside(Setup::default());
+    // Of a read its answers are the last that the peer has to say.
+    let read = SendWork::new(SendOpcode::Read, &[b.sge(0, 20_000)])
+        .remote(a.address, a.tag)
+        .flags(SEND_SIGNALED);
+    pair.b.post_send(QPN_B, &read);
+    run(&mut pair, |_, _| 1);
+    pair.b.post_send(QPN_B, &read);
+    pair.b.settle();
+    for inside in std::mem::take(&mut pair.b.host.inside) {
+        pair.a.receive_inside(&inside);
+    }
+    pair.a.settle();
+    assert!(!pair.a.host.inside.is_empty(), "the answer is lent");
+    let node = &mut pair.a;
+    let mut look = || {
+        let due = node.engine.next_timeout().expect("something is lent");
+        let waited = due.saturating_sub(node.now);
+        node.now = node.now.max(due);
+        node.engine.poll(node.now, &mut node.host);
+        (waited, turn(node) % 2)
+    };
+    let waits: Vec<_> = (0..10).map(|_| look()).collect();
+    assert!(waits.iter().all(|(_, odd)| *odd == 1), "it is lent");
+    assert!(waits.is_sorted() && waits[1].0 < 200_000, "{waits:?}");
+    assert!((1_000_000..10_000_000).contains(&waits[9].0), "{waits:?}");
+    pair.a.host.inside.clear();
+    let node = &mut pair.a;
+    node.now = node.engine.next_timeout().expect("a look");
+    node.engine.poll(node.now, &mut node.host);
+    assert_eq!(turn(node) % 2, 0);
+    assert_eq!(node.engine.next_timeout(), None);
+}
+
+#[test]
+fn a_turn_ends_where_a_message_that_is_not_answered_is_under_way() {
+    // What is not answered is not sent again.
+    let setup = Setup {
+        timeout: 0,
+        ..Setup::default()
+    };
+    let (mut pair, a, b) = inside(setup);
+    let read = SendWork::new(SendOpcode::Read, &[b.sge(0, 20_000)])
+        .remote(a.address, a.tag)
+        .flags(SEND_SIGNALED);
+    pair.b.post_send(QPN_B, &read);
+    run(&mut pair, |_, _| 1);
+    let lost = SendWork::new(SendOpcode::Write, &[a.sge(0, 8)]).remote(b.address, b.tag);
+    pair.a.post_send(QPN_A, &lost);
+    pair.a.settle();
+    pair.a.host.inside.clear();
+    pair.b.post_send(QPN_B, &read);
+    pair.b.settle();
+    for inside in std::mem::take(&mut pair.b.host.inside) {
+        pair.a.receive_inside(&inside);
+    }
+    pair.a.settle();
+    let node = &mut pair.a;
+    assert_eq!(turn(node) % 2, 1, "the answer is lent");
+    node.host.inside.clear();
+    let due = node.engine.next_timeout().expect("a look");
+    let waited = due.saturating_sub(node.now);
+    assert!((1_000_000..10_000_000).contains(&waited), "{waited}");
+    node.now = due;
+    node.engine.poll(node.now, &mut node.host);
+    assert_eq!(turn(node) % 2, 0);
 }
 
 #[test]

@@ -204,11 +204,12 @@ impl Pair {
         self.exchange_with(|_, frame| vec![frame]);
     }
 
-    /// Advances time to the next deadline of either engine; false when there is none.
+    /// Advances time to the next deadline of either engine; false when there is none. (A test may keep what was lent as
+    /// long as it likes.)
     pub fn pass_time(&mut self) -> bool {
         let next = [&self.a, &self.b]
             .into_iter()
-            .filter_map(|node| node.engine.next_timeout())
+            .filter_map(|node| node.engine.next_timeout_but_looks())
             .min();
         match next {
             Some(at) => {
@@ -252,6 +253,10 @@ pub struct Many {
     qpns: Vec<(u32, u32)>,
     next: usize,
     work: SendWork,
+    /// What the other end sends.
+    question: SendWork,
+    /// Frames on a slow wire.
+    late: Vec<Vec<u8>>,
 }
 
 impl Many {
@@ -263,8 +268,12 @@ impl Many {
         let work = SendWork::new(SendOpcode::Write, &[from.sge(0, 64)])
             .remote(to.address, to.tag)
             .flags(SEND_SIGNALED);
+        let question =
+            SendWork::new(SendOpcode::Write, &[to.sge(0, 64)]).remote(from.address, from.tag);
         let mut many = Self {
             pair,
+            question,
+            late: Vec::new(),
             qpns: vec![(QPN_A, QPN_B)],
             next: 0,
             work,
@@ -310,9 +319,56 @@ impl Many {
             frames += 1;
             vec![frame]
         });
-        // Long enough for timers to run out, had they not been stopped.
+        // Long enough for timers to run out, had they not been stopped, and for naps to end.
         self.pair.set_now(self.pair.a.now + 1_000_000);
+        self.pair.poll();
         (self.pair.completions_a().len(), frames)
+    }
+
+    /// Posts a message on the next queue pair, and lets happen what happens within so many nanoseconds;
+    /// gives the completions. Where the wire is slow what was sent arrives with the next visit.
+    pub fn visit_within(&mut self, nanoseconds: u64, slow: bool) -> usize {
+        self.post(self.next);
+        self.next = (self.next + 1) % self.qpns.len();
+        self.arrive();
+        for nanoseconds in [0, nanoseconds] {
+            self.pair.set_now(self.pair.a.now + nanoseconds);
+            let late = &mut self.late;
+            self.pair.exchange_with(|way, frame| {
+                if slow && way == Way::AToB {
+                    late.push(frame);
+                    vec![]
+                } else {
+                    vec![frame]
+                }
+            });
+        }
+        self.pair.completions_a().len()
+    }
+
+    /// What a slow wire holds arrives.
+    pub fn arrive(&mut self) {
+        for frame in self.late.drain(..) {
+            self.pair.b.receive(&frame);
+        }
+    }
+
+    /// The next queue pair is this one.
+    pub fn only(&mut self, index: usize) {
+        self.next = index;
+    }
+
+    /// Queue pairs of the sender that are spared their doorbells.
+    pub fn awake(&self) -> usize {
+        let asleep = |&&(qpn, _): &&(u32, u32)| self.pair.a.record(qpn).send_wake != 0;
+        self.qpns.len() - self.qpns.iter().filter(asleep).count()
+    }
+
+    /// The other end sends a message to the next queue pair.
+    pub fn is_asked(&mut self) {
+        let (_, qpn) = self.qpns[self.next];
+        self.pair.b.post_send(qpn, &self.question);
+        self.pair.exchange();
     }
 }
 

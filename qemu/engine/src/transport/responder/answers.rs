@@ -10,11 +10,11 @@ use crate::memory::Host;
 use crate::paging::{Outcome, Side};
 use crate::qp::{self, QueuePair};
 use crate::roce::{
-    psn_add, Aeth, AtomicAckEth, Bth, NakCode, Opcode, Position, Syndrome, CREDIT_UNLIMITED,
+    psn_add, Aeth, AtomicAckEth, NakCode, Opcode, Position, Syndrome, CREDIT_UNLIMITED,
 };
 use crate::tpt::{Span, TptError};
 use crate::transport::requester::packets;
-use crate::transport::{base_header, send_packet};
+use crate::transport::{base_header, lends, lent_size, send_packet, send_payload, Source};
 
 /// An answer not sent yet.
 #[derive(Clone, Copy, Debug)]
@@ -84,9 +84,8 @@ pub(in crate::transport) fn run(
         if *left == 0 {
             return true;
         }
-        *left -= 1;
         if let Answer::Read { .. } = answer {
-            match send_data(core, qp, host) {
+            match send_data(core, qp, host, left) {
                 Data::More => {}
                 Data::Last => {
                     qp.transport.responder.answers.pop_front();
@@ -95,6 +94,7 @@ pub(in crate::transport) fn run(
             }
             continue;
         }
+        *left -= 1;
         qp.transport.responder.answers.pop_front();
         match answer {
             Answer::Acknowledge { psn } => {
@@ -173,8 +173,9 @@ enum Data {
     Absent,
 }
 
-/// Sends the next packet of the read at the front of the queue.
-fn send_data(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> Data {
+/// Sends the next packet of the read at the front of the queue, or several where the data can be lent,
+/// at most `allowed`, from which they are taken.
+fn send_data(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host, allowed: &mut u32) -> Data {
     let log_mtu = qp.attributes.log_mtu;
     let (
         Some(template),
@@ -194,7 +195,27 @@ fn send_data(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> Data {
         return Data::Last;
     };
     let left = length - offset;
-    let payload = left.min(1 << log_mtu);
+    // What is asked for again may have found no place all at once, or its loan was over.
+    let lending = lends(core, qp, host).filter(|_| fresh);
+    let size = lending.and_then(|lending| lent_size(lending, offset, left, *allowed, log_mtu));
+    let loan = match size {
+        Some(size) => {
+            let mut loan = core.new_loan(log_mtu);
+            loan.depend_on(&qp.transport.lender);
+            let lent = core
+                .tpt
+                .lend(&*host, &span, offset.into(), size as usize, &mut loan);
+            // What is wrong is found out when it is read.
+            (lent == Ok(true)).then_some(loan)
+        }
+        _ => None,
+    };
+    let payload = match &loan {
+        Some(loan) => loan.len() as u32,
+        None => left.min(1 << log_mtu),
+    };
+    let sent_packets = packets(payload, log_mtu);
+    *allowed -= sent_packets.min(*allowed);
     let ends = payload == left;
     let opcode = match Position::of(starts, ends) {
         Position::First => Opcode::RC_READ_RESPONSE_FIRST,
@@ -202,30 +223,27 @@ fn send_data(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> Data {
         Position::Last => Opcode::RC_READ_RESPONSE_LAST,
         Position::Only => Opcode::RC_READ_RESPONSE_ONLY,
     };
-    let bth = Bth {
-        pad: (payload.wrapping_neg() & 3) as u8,
-        ..base_header(qp, opcode, psn)
-    };
+    let bth = base_header(qp, opcode, psn);
     let aeth = Aeth {
         syndrome: Syndrome::Ack(CREDIT_UNLIMITED),
         msn: qp.transport.responder.msn,
     };
-    let sent = send_packet(
-        core,
-        &mut qp.counters,
-        &template,
-        &bth,
-        host,
-        |frame, core, host| {
-            if starts || ends {
-                frame.extend_from_slice(&aeth.to_bytes());
-            }
-            let start = frame.len();
-            frame.resize(start + payload as usize, 0);
-            core.tpt
-                .read(host, &span, offset.into(), &mut frame[start..])
-        },
-    );
+    let headers = |frame: &mut Vec<u8>| {
+        if starts || ends {
+            frame.extend_from_slice(&aeth.to_bytes());
+        }
+    };
+    let source = match loan {
+        Some(loan) => Source::Lent(loan, sent_packets),
+        None => Source::Copied(
+            payload,
+            |to: &mut [u8], core: &Core, host: &mut dyn Host| {
+                core.tpt.read(host, &span, offset.into(), to)
+            },
+        ),
+    };
+    let counters = &mut qp.counters;
+    let sent = send_payload(core, counters, &template, bth, source, host, headers);
     // A read has its last packet for a name here.
     let last = psn_add(psn, packets(left, log_mtu) - 1);
     let responder = &qp.transport.responder;
@@ -262,7 +280,7 @@ fn send_data(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> Data {
         ..
     }) = qp.transport.responder.answers.front_mut()
     {
-        *at = psn_add(psn, 1);
+        *at = psn_add(psn, sent_packets);
         *done = offset + payload;
         *starts = false;
     }

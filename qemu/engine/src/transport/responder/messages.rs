@@ -6,11 +6,13 @@ use super::reads::{atomic, atomic_write, flush, read};
 use super::refusals::{Refusal, QUEUE_PAIR_RIGHT};
 use super::{remote_holder, Incoming};
 use crate::core::{Core, ReceiveCompletion};
-use crate::memory::Host;
+use crate::loan::Payload;
+use crate::memory::{Host, MAX_LENT};
 use crate::qp::QueuePair;
 use crate::roce::{psn_add, NakCode, Operation, Packet, Position};
 use crate::tpt::{Arrival, RemoteAccess, TptError};
-use crate::transport::invalidates;
+use crate::transport::requester::packets;
+use crate::transport::{count_copy, invalidates};
 use ferrite_abi::{
     CompletionOpcode, CompletionStatus, ACCESS_REMOTE_WRITE, COMPLETION_IMMEDIATE,
     COMPLETION_INVALIDATED, COMPLETION_SOLICITED, MAX_MESSAGE,
@@ -34,14 +36,21 @@ pub(super) fn execute(
         }
         _ => false,
     };
-    let mtu = qp.mtu();
-    let length_fits = match position {
-        Position::First | Position::Middle => packet.payload.len() == mtu,
-        Position::Last => (1..=mtu).contains(&packet.payload.len()),
-        Position::Only if packet.info.payload => packet.payload.len() <= mtu,
-        Position::Only => packet.payload.is_empty(),
+    let (mtu, length) = (qp.mtu(), packet.payload.len());
+    // Packets whose payload is lent come several at a time.
+    let most = match packet.payload {
+        Payload::Bytes(_) => mtu,
+        Payload::Lent(_) => MAX_LENT as usize,
     };
-    if !fits || !length_fits {
+    let length_fits = match position {
+        Position::First | Position::Middle => length % mtu == 0 && (mtu..=most).contains(&length),
+        Position::Last => (1..=most).contains(&length),
+        Position::Only if packet.info.payload => length <= most,
+        Position::Only => length == 0,
+    };
+    // As if each had come by itself, and were of another length than this side's.
+    let same_mtu = packet.payload.is_in_packets(qp.attributes.log_mtu);
+    if !fits || !length_fits || !same_mtu {
         return Err(Refusal::Invalid);
     }
     match operation {
@@ -177,25 +186,30 @@ fn send(
             NakCode::InvalidRequest,
         ));
     }
+    let held = packet.payload.hold().ok_or(Refusal::Lost)?;
+    count_copy(core, packet.payload);
     core.scatter(
         host,
         receive.domain,
         receive.sges(),
         received.into(),
-        packet.payload,
+        held.data(),
     )
     .map_err(|error| match error {
         TptError::Absent(fault) => Refusal::AbsentReceive(fault),
         TptError::Pending(index) => Refusal::Pending(index),
         error => Refusal::TableReceive(error),
     })?;
+    // The sender may go on before anything is ended here.
+    drop(held);
+    let packets = packets(total - received, qp.attributes.log_mtu);
     let length = packet.payload.len();
     let early = counted || core.uses_early(receive.sges(), received.into(), length);
     core.counters.early_uses += u64::from(early && !counted);
     if !position.ends() {
         let received = total;
         qp.transport.responder.incoming = Incoming::Send { received, early };
-        qp.transport.responder.advance(1);
+        qp.transport.responder.advance(packets);
         return Ok(());
     }
     if let Some(tag) = packet.invalidate {
@@ -211,7 +225,7 @@ fn send(
     qp.transport.responder.incoming = Incoming::None;
     complete_receive(core, qp, packet, CompletionOpcode::Receive, total, host)?;
     qp.transport.responder.msn = psn_add(qp.transport.responder.msn, 1);
-    qp.transport.responder.advance(1);
+    qp.transport.responder.advance(packets);
     Ok(())
 }
 
@@ -258,8 +272,12 @@ fn write(
     if packet.immediate.is_some() {
         take_receive(core, qp, packet, host)?;
     }
-    core.tpt
-        .write(host, &span, received.into(), packet.payload)?;
+    let held = packet.payload.hold().ok_or(Refusal::Lost)?;
+    count_copy(core, packet.payload);
+    core.tpt.write(host, &span, received.into(), held.data())?;
+    // The sender may go on before anything is ended here.
+    drop(held);
+    let packets = packets(packet.payload.len() as u32, qp.attributes.log_mtu);
     if position.starts() {
         core.counters.early_uses += u64::from(core.tpt.is_early_span(&span));
     }
@@ -272,7 +290,7 @@ fn write(
             received: total as u32,
             length,
         };
-        responder.advance(1);
+        responder.advance(packets);
         return Ok(());
     }
     responder.incoming = Incoming::None;
@@ -282,6 +300,6 @@ fn write(
     }
     let responder = &mut qp.transport.responder;
     responder.msn = psn_add(responder.msn, 1);
-    responder.advance(1);
+    responder.advance(packets);
     Ok(())
 }

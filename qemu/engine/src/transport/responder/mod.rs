@@ -27,12 +27,14 @@ pub(super) use answers::run;
 
 use crate::core::{Core, ReceiveCompletion, Waited};
 use crate::counters::count;
+use crate::loan::Payload;
 use crate::memory::Host;
 use crate::paging::{Place, Side};
 use crate::qp::{self, OwedEvent, QueuePair};
 use crate::queue::ReceiveRequest;
 use crate::roce::{psn_add, psn_diff, Bth, NakCode, Operation, Packet, Syndrome};
 use crate::tpt::{Holder, Span};
+use crate::transport::requester::packets;
 use crate::transport::Left;
 use answers::Answer;
 use duplicates::duplicate;
@@ -223,9 +225,18 @@ fn take_request(
     if responder.answers.len() >= MAX_ANSWERS {
         return Err(Left::Dropped);
     }
-    let ahead = psn_diff(psn, responder.expected);
+    let expected = responder.expected;
+    let ahead = psn_diff(psn, expected);
+    let times = u64::from(packet.payload.packets());
     if ahead < 0 {
-        count!(core, qp, duplicate_requests);
+        let times = times.min(u64::from(ahead.unsigned_abs()));
+        count!(core, qp, duplicate_requests, times);
+        if reaches_beyond(packet, expected, qp.attributes.log_mtu) {
+            // Some of what goes as one was taken by itself. The rest comes by itself, too.
+            qp.transport.responder.told = false;
+            ask_again(core, qp);
+            return Err(Left::Dropped);
+        }
         return duplicate(core, qp, packet).ok_or(Left::Dropped);
     }
     if core.paging.stands_behind(qp.number, psn) {
@@ -233,7 +244,7 @@ fn take_request(
         return Err(Left::Waits(Place::Psn(psn)));
     }
     if ahead > 0 {
-        count!(core, qp, out_of_sequence);
+        count!(core, qp, out_of_sequence, times);
         ask_again(core, qp);
         return Err(Left::Dropped);
     }
@@ -248,10 +259,25 @@ fn take_request(
         Err(refusal) => match settle(core, qp, psn, refusal, host) {
             // The peer is told nothing, so that it loses nothing: no retry, and no time.
             Refusal::Pending(_) => return Err(Left::Waits(Place::Psn(psn))),
-            refusal => refuse(core, qp, packet, refusal, host),
+            refusal => {
+                let dropped = matches!(refusal, Refusal::Lost);
+                refuse(core, qp, packet, refusal, host);
+                if dropped {
+                    return Err(Left::Dropped);
+                }
+            }
         },
     }
     Ok(())
+}
+
+/// Whether packets that go as one begin before the one that is expected and do not end there.
+fn reaches_beyond(packet: &Packet<'_>, expected: u32, log_mtu: u8) -> bool {
+    let Payload::Lent(loan) = packet.payload else {
+        return false;
+    };
+    let end = psn_add(packet.bth.psn, packets(loan.len() as u32, log_mtu));
+    psn_diff(end, expected) > 0
 }
 
 /// Has the requester send again from the sequence number that is expected, which it is told once.
@@ -328,6 +354,8 @@ fn take_unreliable(
                 }
                 | Refusal::NotReady
                 | Refusal::PageAbsent
+                // Nothing is lent there.
+                | Refusal::Lost
                 | Refusal::Invalid => {}
                 Refusal::Access(_)
                 | Refusal::Absent(_)

@@ -160,9 +160,8 @@ pub(super) fn atomic_write(
     if qp.attributes.ird == 0 {
         return Err(Refusal::Invalid);
     }
-    let Ok(bytes) = <[u8; 8]>::try_from(packet.payload) else {
-        return Err(Refusal::Invalid);
-    };
+    let bytes = packet.payload.bytes().ok_or(Refusal::Invalid)?;
+    let bytes = <[u8; 8]>::try_from(bytes).map_err(|_| Refusal::Invalid)?;
     if reth.length != 8 || reth.address % 8 != 0 {
         return Err(Refusal::Invalid);
     }

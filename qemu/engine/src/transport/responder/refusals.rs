@@ -4,6 +4,7 @@
 //! what the consumer of the queue pair is.
 
 use super::answers::Answer;
+use super::ask_again;
 use crate::core::{Core, ReceiveCompletion};
 use crate::counters::count;
 use crate::cq::CompletionQueueDead;
@@ -37,6 +38,8 @@ pub(super) enum Refusal {
     Failed,
     /// The completion queue does not take the completion.
     QueueDead,
+    /// What the peer has lent is there no more, as if the packet had not come.
+    Lost,
     /// There is no receive: try later.
     NotReady,
     /// A page is not there: try later.
@@ -162,6 +165,11 @@ pub(super) fn refuse(
             });
             core.schedule(qp);
             return;
+        }
+        Refusal::Lost => {
+            // It was what the requester was told to send: it has to be told once more.
+            qp.transport.responder.told = false;
+            return ask_again(core, qp);
         }
         Refusal::Invalid => (
             NakCode::InvalidRequest,
