@@ -809,6 +809,24 @@ impl<'a> Host<'a> {
         }
     }
 
+    /// A connection to a queue pair of another device of Ferrite's, whose host makes the same.
+    pub fn to_device(&self, mac: [u8; 6], gid: [u8; 16], qpn: u32, log_mtu: u8) -> Connection {
+        let neighbour = self.to_neighbour();
+        Connection {
+            qpn,
+            address_vector: AddressVector {
+                mac,
+                gid,
+                ..neighbour.address_vector
+            },
+            // The circle of sequence numbers begins anew on the way.
+            send_psn: 0xff_fff0,
+            receive_psn: 0xff_fff0,
+            log_mtu,
+            ..neighbour
+        }
+    }
+
     /// A connection to a queue pair of the same device.
     pub fn to_self(&self, qpn: u32) -> Connection {
         let neighbour = self.to_neighbour();

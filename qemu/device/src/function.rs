@@ -3,7 +3,7 @@
 
 use crate::config_space::{self, ConfigSpace, Effect};
 use crate::counters::{LinkCounters, MmioCounters};
-use crate::guest_memory::GuestMemory;
+use crate::guest_memory::{GuestMemory, Passing};
 use crate::inbox::{self, Given, Inbox, Parcel};
 use crate::interrupts::{Interrupts, Kinds};
 use crate::keeper;
@@ -16,11 +16,12 @@ use crate::vfio_user::{
 };
 use ferrite_abi as abi;
 use ferrite_abi::Management;
-use ferrite_engine::memory::{DmaError, Host, HostMemory, Room, Way};
+use ferrite_engine::loan::{Data, Loan};
+use ferrite_engine::memory::{DmaError, Host, HostMemory, Lending, Room, Way};
 use ferrite_engine::roce::{seal, Medium};
 use ferrite_engine::{ChannelEvent, Config, Disposition, Engine, Misbehaviour};
 use ferrite_fabric::framing::{BadLength, Reader, MAX_FRAME};
-use ferrite_fabric::ring::Broken;
+use ferrite_fabric::ring::{Broken, Record};
 use ferrite_fabric::shortcut::{is_message, Message, ShortcutId};
 use ferrite_fabric::switch::Mac;
 use ferrite_fabric::wake::End;
@@ -88,19 +89,21 @@ impl HostSide {
         self.uplink_counters.sent(frame.len(), taken);
     }
 
+    /// Counts a frame that the table has refused.
+    fn count_refusal(&mut self, refusal: Refusal) {
+        match refusal {
+            Refusal::Source => self.uplink_counters.source_drops += 1,
+            Refusal::Vlan => self.uplink_counters.vlan_drops += 1,
+            Refusal::Kind => {}
+        }
+    }
+
     /// Sends a frame of a function that is not alone to where the table says. `by_wire` is how it
     /// leaves by the uplink.
     fn forward(&mut self, frame: &[u8], medium: Medium, by_wire: fn(&mut Self, &[u8])) {
         let targets = match self.port.mapping().from_function(self.number, frame) {
             Ok(targets) => targets,
-            Err(refusal) => {
-                match refusal {
-                    Refusal::Source => self.uplink_counters.source_drops += 1,
-                    Refusal::Vlan => self.uplink_counters.vlan_drops += 1,
-                    Refusal::Kind => {}
-                }
-                return;
-            }
+            Err(refusal) => return self.count_refusal(refusal),
         };
         for other in targets.functions() {
             let inbox = self.port.inbox(other).filter(|_| self.link_up);
@@ -167,6 +170,12 @@ impl HostMemory for HostSide {
     fn fence(&self) {
         self.memory.fence();
     }
+    fn lend(&self, address: u64, length: usize, loan: &mut Loan) -> Result<bool, DmaError> {
+        self.memory.lend(address, length, loan)
+    }
+    fn place(&self, address: u64, data: Data<'_>) -> Result<(), DmaError> {
+        self.memory.place(address, data)
+    }
 }
 
 impl Host for HostSide {
@@ -214,6 +223,40 @@ impl Host for HostSide {
             self.uplink_counters.source_drops += 1;
         } else {
             self.send_ordinary(frame);
+        }
+    }
+
+    fn lends(&self, destination: &[u8; 6]) -> Option<Lending> {
+        if self.port.is_alone() {
+            self.outbound.to(destination).map(|_| shortcuts::LENDING)
+        } else {
+            let other = self.inside(destination).filter(|_| self.link_up);
+            other.map(|_| Lending::INSIDE)
+        }
+    }
+
+    fn transmit_lent(&mut self, head: &[u8], loan: Arc<Loan>) {
+        let length = head.len() + loan.len();
+        if self.port.is_alone() {
+            let taken = self.outbound.push_lent(head, &loan);
+            self.shortcut_counters.sent(length, taken);
+            return;
+        }
+        let targets = match self.port.mapping().from_function(self.number, head) {
+            Ok(targets) => targets,
+            Err(refusal) => return self.count_refusal(refusal),
+        };
+        // It is from its own address to another function's ([`Host::lends`]), which may not be in the VLAN.
+        let Some(other) = targets.functions().next() else {
+            self.inside_counters.sent(length, false);
+            return;
+        };
+        let inbox = self.port.inbox(other).filter(|_| self.link_up);
+        let given = inbox.map(|inbox| inbox.lend(self.number, head, loan));
+        let taken = matches!(given, Some(Given::First | Given::Behind));
+        self.inside_counters.sent(length, taken);
+        if given == Some(Given::First) {
+            self.wakes |= 1 << other;
         }
     }
 
@@ -350,6 +393,12 @@ impl Core {
         }
     }
 
+    fn receive_lent(&mut self, head: &[u8], loan: &Arc<Loan>, now: u64) {
+        if self.host.link_up {
+            self.engine.receive_lent(head, loan, now, &mut self.host);
+        }
+    }
+
     /// A frame came from the VM's own interface: it goes to the wire.
     pub fn frame_from_vm(&mut self, frame: &[u8]) {
         self.vm_counters.received(frame.len());
@@ -395,13 +444,16 @@ impl Core {
     }
 
     fn take_parcel(&mut self, parcel: &mut Parcel, now: u64, to_vm: &mut dyn FnMut(&[u8]) -> bool) {
-        let frame = &mut parcel.frame[..];
+        let length = parcel.length();
         let counters = match parcel.from {
             Some(_) => &mut self.host.inside_counters,
             None => &mut self.host.uplink_counters,
         };
-        counters.received(frame.len());
-        if self.receive(frame, parcel.medium, now) {
+        counters.received(length);
+        let frame = &mut parcel.frame[..];
+        if let Some(loan) = &parcel.loan {
+            self.receive_lent(frame, loan, now);
+        } else if self.receive(frame, parcel.medium, now) {
             if parcel.medium == Medium::Memory {
                 seal(frame);
             }
@@ -526,26 +578,35 @@ impl Core {
             if self.is_over(end) {
                 break;
             }
-            match inbound.ring.next(&mut buffer) {
-                Ok(Some(length)) => {
-                    let frame = &mut buffer[..length];
-                    // It is for the two devices at its ends alone.
-                    if frame[..6] != self.host.mac.0 || frame[6..12] != inbound.peer().0 {
-                        result = Err(Broken);
-                        break;
-                    }
-                    self.host.shortcut_counters.received(length);
-                    if self.receive(frame, Medium::Memory, now) {
-                        seal(frame);
-                        let taken = to_vm(frame);
-                        self.vm_counters.sent(length, taken);
-                    }
-                }
+            let record = match inbound.ring.next(&mut buffer) {
+                Ok(Some(record)) => record,
                 Ok(None) => break,
                 Err(broken) => {
                     result = Err(broken);
                     break;
                 }
+            };
+            let (Record::Frame(length) | Record::Train(length, ..)) = record;
+            let frame = &mut buffer[..length];
+            // It is for the two devices at its ends alone.
+            if frame[..6] != self.host.mac.0 || frame[6..12] != inbound.peer().0 {
+                result = Err(Broken);
+                break;
+            }
+            if let Record::Train(_, log_mtu, payload) = record {
+                let length = payload.len();
+                self.host.shortcut_counters.received(frame.len() + length);
+                let loan = Loan::passing(log_mtu, &Arc::new(Passing(payload)), length);
+                self.receive_lent(frame, &Arc::new(loan), now);
+                // The neighbour may go on while the rest is read.
+                inbound.release();
+                continue;
+            }
+            self.host.shortcut_counters.received(length);
+            if self.receive(frame, Medium::Memory, now) {
+                seal(frame);
+                let taken = to_vm(frame);
+                self.vm_counters.sent(length, taken);
             }
         }
         self.frame = buffer;
@@ -661,6 +722,7 @@ impl Core {
     pub fn pump(&mut self) {
         let start = self.now();
         let mut now = start;
+        self.engine.look_around(now, &mut self.host);
         for _ in 0..PUMP_ROUNDS {
             self.flush(now);
             if self.wake_at().is_none_or(|due| due > now) || now - start > PUMP_TIME {

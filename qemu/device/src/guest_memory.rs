@@ -2,41 +2,142 @@
 //! The guest's memory, mapped into this process.
 //!
 //! All of it is owned by the one lock that the engine runs under: a mapping
-//! cannot go away while the engine copies through it.
+//! cannot go away while the engine copies through it. What is lent to the
+//! engines of other functions ([`Loan`]) they read under locks of their own;
+//! a mapping goes when none of them does, and none can from then on. What is
+//! for the device of another process is copied at once to memory that both
+//! have ([`copy_out`]), and taken from there ([`Passing`]).
 
 use crate::vfio_user::DmaMap;
+use ferrite_engine::loan::{Data, Held, Hold, Lease, Lender, Lent, Loan};
 use ferrite_engine::memory::{DmaError, HostMemory};
+use ferrite_fabric::ring::Span;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 use serde::Serialize;
+use std::any::Any;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::fmt;
 use std::io;
 use std::sync::atomic::{fence, AtomicU32, AtomicU64, Ordering};
+use std::sync::Arc;
 
 /// A stretch of guest memory in this process's address space.
 ///
 /// # Invariants
 ///
-/// `base` is the start of a shared mapping of `length` bytes that this value
-/// owns, readable, and writable if `writable`.
+/// Until `lease` has ended, `base` is the start of a shared mapping of `length` bytes with the rights
+/// of its range. It is ended by [`Owned`] alone, whose mapping it is.
+#[derive(Debug)]
 struct Mapping {
     base: *mut u8,
     length: usize,
+    readable: bool,
+    lease: Arc<Lease>,
 }
 
 // SAFETY: the mapping belongs to the process, not to a thread; the pointer is
 // only used for accesses that tolerate concurrent ones.
 unsafe impl Send for Mapping {}
+// SAFETY: likewise, and what changes is `lease`, which threads may share.
+unsafe impl Sync for Mapping {}
 
-impl Drop for Mapping {
+impl Mapping {
+    /// Where so many bytes from `offset` on can be read from, as long as `hold` is held.
+    fn readable_at(&self, offset: usize, length: usize, hold: &Hold<'_>) -> Option<*const u8> {
+        let inside = offset.checked_add(length)? <= self.length;
+        if !inside || !self.readable || !hold.is_of(&self.lease) {
+            return None;
+        }
+        // SAFETY: by the invariant the mapping is there, since its lease has not ended, and `offset` is
+        // not behind its end.
+        Some(unsafe { self.base.add(offset) }.cast_const())
+    }
+}
+
+impl Lent for Mapping {
+    fn read(&self, held: &Held<'_>, offset: usize, bytes: &mut [u8]) -> bool {
+        let hold = held.hold_of(&self.lease);
+        let from = hold.and_then(|hold| self.readable_at(offset, bytes.len(), hold));
+        let Some(from) = from else {
+            return false;
+        };
+        // SAFETY: there are as many bytes at `from` while `hold` is held; `bytes` is a Rust slice, which
+        // never lies in guest memory.
+        unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
+        true
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// Payload in memory that is shared with the device of another process.
+#[derive(Debug)]
+pub struct Passing(pub Span);
+
+impl Lent for Passing {
+    fn read(&self, _: &Held<'_>, offset: usize, bytes: &mut [u8]) -> bool {
+        let Some(from) = self.0.at(offset, bytes.len()) else {
+            return false;
+        };
+        // SAFETY: `at` vouches for as many bytes at `from`; `bytes` is a Rust slice, which never lies in
+        // memory that is shared. The neighbour may write at the same time; any bytes are a valid result.
+        unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
+        true
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// Where so many bytes of what is lent can be read from as long as `held` is held, whichever of the kinds
+/// it is that a device lends.
+fn source(held: &Held<'_>, memory: &dyn Lent, offset: usize, length: usize) -> Option<*const u8> {
+    let memory = memory.as_any();
+    if let Some(passing) = memory.downcast_ref::<Passing>() {
+        return Some(passing.0.at(offset, length)?.cast_const());
+    }
+    let mapping = memory.downcast_ref::<Mapping>()?;
+    let hold = held.hold_of(&mapping.lease)?;
+    mapping.readable_at(offset, length, hold)
+}
+
+/// Copies what is lent to memory that is shared with the device of another process; false if some of it
+/// is not there.
+pub fn copy_out(loan: &Loan, to: &Span) -> bool {
+    let Some(held) = loan.hold() else {
+        return false;
+    };
+    held.data().for_pieces(|held, memory, offset, part| {
+        let from = source(held, memory, offset, part.len());
+        let (Some(from), Some(to)) = (from, to.at(part.start, part.len())) else {
+            return false;
+        };
+        // SAFETY: `source` vouches for that many bytes at `from` while `held` is held, `at` for those at
+        // `to`. Guest and neighbour may write to either at the same time: any bytes are a valid result.
+        unsafe { std::ptr::copy(from, to, part.len()) };
+        true
+    })
+}
+
+/// The mapping of a range.
+struct Owned(Arc<Mapping>);
+
+impl Drop for Owned {
     fn drop(&mut self) {
+        let mapping = &self.0;
+        // What is lent of it may wait long for its reader, and the memory does not.
+        mapping.lease.end();
         // SAFETY: by the invariant these are the bounds of a mapping that is
-        // owned here, and no reference into it was ever made.
+        // owned here, and no reference into it was ever made; nobody holds the
+        // lease, nor will.
         // A failure leaves address space behind, nothing else.
-        let _ = unsafe { rustix::mm::munmap(self.base.cast::<c_void>(), self.length) };
+        let _ = unsafe { rustix::mm::munmap(mapping.base.cast::<c_void>(), mapping.length) };
     }
 }
 
@@ -47,7 +148,7 @@ struct Range {
     writable: bool,
     /// Absent where the monitor gave no descriptor: the range exists and
     /// cannot be accessed.
-    mapping: Option<Mapping>,
+    mapping: Option<Owned>,
 }
 
 /// How much the device moved to and from guest memory.
@@ -61,6 +162,9 @@ pub struct DmaCounters {
     pub writes: u64,
     /// Bytes written.
     pub write_bytes: u64,
+    /// Of these, bytes that were copied from where their sender had them, or had put them: the memory of
+    /// another function, or that of a shortcut.
+    pub direct_bytes: u64,
     /// Accesses that failed: nothing there, not allowed, or bus mastering off.
     pub errors: u64,
 }
@@ -85,6 +189,7 @@ struct Counts {
     read_bytes: Cell<u64>,
     writes: Cell<u64>,
     write_bytes: Cell<u64>,
+    direct_bytes: Cell<u64>,
     errors: Cell<u64>,
 }
 
@@ -102,6 +207,8 @@ pub struct GuestMemory {
     /// Of them at most.
     most: usize,
     bus_master: bool,
+    /// What is lent is lent until the right to access any goes; or, of a range, with its own lease.
+    lender: Lender,
     counts: Counts,
     /// The range of the last access, where the next is likely to be.
     last: Cell<Option<Place>>,
@@ -127,6 +234,7 @@ impl GuestMemory {
             ranges: BTreeMap::new(),
             most,
             bus_master: false,
+            lender: Lender::default(),
             counts: Counts::default(),
             last: Cell::new(None),
         }
@@ -177,10 +285,12 @@ impl GuestMemory {
                     )
                 }?;
                 // INVARIANT: just mapped with these bounds and rights.
-                Some(Mapping {
+                Some(Owned(Arc::new(Mapping {
                     base: base.cast(),
                     length,
-                })
+                    readable: map.readable,
+                    lease: Arc::default(),
+                })))
             }
             _ => None,
         };
@@ -235,6 +345,9 @@ impl GuestMemory {
     /// Allows or forbids access, as the Bus Master bit says.
     pub fn set_bus_master(&mut self, on: bool) {
         self.bus_master = on;
+        if !on {
+            self.lender.end();
+        }
     }
 
     /// Whether there is memory, but none of it can be accessed.
@@ -259,6 +372,7 @@ impl GuestMemory {
             read_bytes: counts.read_bytes.get(),
             writes: counts.writes.get(),
             write_bytes: counts.write_bytes.get(),
+            direct_bytes: counts.direct_bytes.get(),
             errors: counts.errors.get(),
         }
     }
@@ -281,7 +395,7 @@ impl GuestMemory {
             // An address below `start` is a large number here.
             Some(place) if address.wrapping_sub(place.start) < place.length as u64 => place,
             _ => {
-                let place = self.place(address).ok_or(fail)?;
+                let place = self.place_of(address).ok_or(fail)?;
                 // INVARIANT: just found there.
                 self.last.set(Some(place));
                 place
@@ -302,10 +416,16 @@ impl GuestMemory {
         Ok((unsafe { place.base.add(offset) }, count))
     }
 
-    /// The range that holds `address`, if it can be accessed.
-    fn place(&self, address: u64) -> Option<Place> {
+    /// The last range that does not begin behind `address`, and where it begins.
+    fn range_of(&self, address: u64) -> Option<(u64, &Range)> {
         let (&start, range) = self.ranges.range(..=address).next_back()?;
-        let mapping = range.mapping.as_ref()?;
+        Some((start, range))
+    }
+
+    /// The range that holds `address`, if it can be accessed.
+    fn place_of(&self, address: u64) -> Option<Place> {
+        let (start, range) = self.range_of(address)?;
+        let mapping = &range.mapping.as_ref()?.0;
         (address - start < mapping.length as u64).then_some(Place {
             start,
             length: mapping.length,
@@ -366,6 +486,24 @@ impl GuestMemory {
         Ok(())
     }
 
+    /// Copies what is lent to this memory. What another function lends depends on the lease of its mapping and
+    /// is inside it ([`HostMemory::lend`]), so that who has it to place finds it there: what can fail is this
+    /// side.
+    fn copy(
+        &self,
+        address: u64,
+        (held, memory, offset): (&Held<'_>, &dyn Lent, usize),
+        length: usize,
+    ) -> Result<(), DmaError> {
+        let from = source(held, memory, offset, length).ok_or(DmaError { address })?;
+        self.pieces(address, length, true, |to, part| {
+            // SAFETY: `source` vouches for `length` bytes at `from` while `held` is held, `locate`
+            // for the part at `to`. They may be the same memory, mapped twice or, here, once; and who has it may
+            // write to either at the same time: any bytes are a valid result.
+            unsafe { std::ptr::copy(from.add(part.start), to, part.len()) };
+        })
+    }
+
     /// A 32-bit word for atomic access.
     fn atomic_u32(&self, address: u64, write: bool) -> Result<&AtomicU32, DmaError> {
         let pointer = self.word(address, 4, write)?;
@@ -386,6 +524,22 @@ impl GuestMemory {
     fn fetch_u64(&self, address: u64) -> Result<&AtomicU64, DmaError> {
         self.atomic_u64(address, false)?;
         self.atomic_u64(address, true)
+    }
+}
+
+/// Has the pages of what is lent brought in by who lends it, whose memory it is: who copies it later would
+/// wait for them in its own turn. They may be gone again by then, but not all and every time.
+///
+/// # Safety
+///
+/// There are so many bytes at `from`, and one at least.
+unsafe fn touch(from: *const u8, length: usize) {
+    const PAGE: usize = 4096;
+    let next = PAGE - from as usize % PAGE;
+    for at in std::iter::once(0).chain((next..length).step_by(PAGE)) {
+        // SAFETY: `at` is less than `length`. The guest may write at the same time, and what is read is of
+        // no interest.
+        unsafe { from.add(at).read_volatile() };
     }
 }
 
@@ -450,6 +604,44 @@ impl HostMemory for GuestMemory {
 
     fn fence(&self) {
         fence(Ordering::SeqCst);
+    }
+
+    fn lend(&self, address: u64, length: usize, loan: &mut Loan) -> Result<bool, DmaError> {
+        loan.depend_on(&self.lender);
+        let mut done = 0;
+        while done < length {
+            let at = address.checked_add(done as u64);
+            let at = at.ok_or(DmaError { address })?;
+            let (from, count) = self.locate(at, length - done, false)?;
+            // SAFETY: `locate` vouches for that many bytes at `from`, and there is something left to lend.
+            unsafe { touch(from, count) };
+            let (start, range) = self.range_of(at).ok_or(DmaError { address: at })?;
+            let mapping = range.mapping.as_ref().ok_or(DmaError { address: at })?;
+            loan.depend_on_lease(&mapping.0.lease);
+            // Inside the mapping, which `locate` has found.
+            loan.add(&mapping.0, (at - start) as usize, count);
+            done += count;
+        }
+        Ok(true)
+    }
+
+    fn place(&self, address: u64, data: Data<'_>) -> Result<(), DmaError> {
+        let length = data.len();
+        if let Data::Bytes(bytes) = data {
+            return self.write(address, bytes);
+        }
+        let mut result = Ok(());
+        let mut copied = 0;
+        let whole = data.for_pieces(|held, memory, offset, part| {
+            let at = address.wrapping_add(part.start as u64);
+            copied += part.len();
+            result = self.copy(at, (held, memory, offset), part.len());
+            result.is_ok()
+        });
+        if whole && copied == length {
+            add(&self.counts.direct_bytes, length as u64);
+        }
+        self.count(result, 0, length)
     }
 }
 
@@ -535,6 +727,70 @@ mod tests {
         assert!(memory.read(PAGE - 1, &mut [0]).is_err());
         memory.unmap_all();
         assert!(memory.read(PAGE, &mut [0]).is_err());
+    }
+
+    #[test]
+    fn pages_that_are_lent_are_brought_in_by_who_lends_them() {
+        let fd = file(4);
+        let memory = memory(vec![range(0, 4, Some(fd.try_clone().unwrap()))]);
+        let there = || rustix::fs::fstat(&fd).unwrap().st_blocks * 512 / PAGE as i64;
+        for (address, length, pages) in
+            [(PAGE - 1, 1, 1), (PAGE - 1, PAGE + 2, 3), (0, 4 * PAGE, 4)]
+        {
+            let mut loan = Loan::default();
+            assert_eq!(memory.lend(address, length as usize, &mut loan), Ok(true));
+            assert_eq!(there(), pages);
+        }
+    }
+
+    #[test]
+    fn what_is_lent_is_lent_until_its_range_goes_or_all_access() {
+        let ranges = |count| (0..count).map(|n| range(n * PAGE, 1, Some(file(1))));
+        let mut memory = memory(ranges(3).collect());
+        let lend = |memory: &GuestMemory, address, length| {
+            let mut loan = Loan::default();
+            assert_eq!(memory.lend(address, length, &mut loan), Ok(true));
+            loan
+        };
+        let first = lend(&memory, 8, 8);
+        let both = lend(&memory, PAGE - 8, 16);
+        let third = lend(&memory, 2 * PAGE, 8);
+        memory.unmap(PAGE, PAGE).unwrap();
+        assert!(both.hold().is_none());
+        assert!(first.hold().is_some() && third.hold().is_some());
+        memory.set_bus_master(false);
+        assert!(first.hold().is_none() && third.hold().is_none());
+        memory.set_bus_master(true);
+        let anew = lend(&memory, 8, 8);
+        assert!(anew.hold().is_some());
+        memory.unmap_all();
+        assert!(anew.hold().is_none());
+    }
+
+    #[test]
+    fn a_range_goes_when_what_is_lent_of_it_was_placed() {
+        let mut from = memory(vec![range(0, 1, Some(file(1)))]);
+        let to = memory(vec![range(0, 2, Some(file(2)))]);
+        from.write(8, &[7; 3000]).unwrap();
+        let mut loan = Loan::default();
+        assert_eq!(from.lend(8, 3000, &mut loan), Ok(true));
+        let held = loan.hold().unwrap();
+        std::thread::scope(|scope| {
+            let gone = scope.spawn(move || from.unmap(0, PAGE).unwrap());
+            // Until its end is waited for.
+            while loan.hold().is_some() {
+                std::thread::yield_now();
+            }
+            to.place(100, held.data()).unwrap();
+            assert!(held.data().bytes().is_some());
+            assert!(!gone.is_finished());
+            drop(held);
+            assert_eq!(gone.join().unwrap(), PAGE);
+        });
+        let mut got = [0; 3000];
+        to.read(100, &mut got).unwrap();
+        assert_eq!(got, [7; 3000]);
+        assert_eq!(to.counters().direct_bytes, 3000);
     }
 
     #[test]

@@ -2,16 +2,25 @@
 //! What waits for a function: frames of the other functions and of the wire.
 //!
 //! Each sender has a queue of its own, of so many bytes, and they are read in turn: one that sends
-//! more than is read loses its own frames and nobody else's, as behind a switch.
+//! more than is read loses its own frames and nobody else's, as behind a switch. Payload that is lent
+//! takes no memory, but it is what the reader has to copy: there is a bound of that, too. Whose it was
+//! that was long is passed over until the others have had as much.
 
 use ferrite_engine::memory::FRAME_OVERHEAD;
 use ferrite_engine::roce::Medium;
+use ferrite_engine::Loan;
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Bytes of one sender that wait at most, with what each frame takes beside its own.
 pub const ROOM: usize = 1024 * 1024;
-/// The same of the wire: who sends there is not told of room, and comes in bursts.
+/// The same with what is lent.
+pub const LENT_ROOM: usize = 6 * 1024 * 1024;
+/// Bytes that a sender's turn is for. What is longer takes several, one after the other.
+const TURN: usize = 16 * 1024;
+/// Bytes, with what is lent, after which no more are taken out at once.
+const TAKE: usize = 1024 * 1024;
+/// Bytes of the wire that wait at most: who sends there is not told of room, and comes in bursts.
 const WIRE_ROOM: usize = 4 * 1024 * 1024;
 
 /// A frame on its way to a function.
@@ -20,8 +29,27 @@ pub struct Parcel {
     pub from: Option<usize>,
     /// Without its CRC, if this is memory and it is one of a queue pair.
     pub medium: Medium,
-    /// The frame.
+    /// The frame, or what of it goes before payload that is lent.
     pub frame: Box<[u8]>,
+    /// That payload.
+    pub loan: Option<Arc<Loan>>,
+}
+
+impl Parcel {
+    /// Bytes of memory that it takes.
+    fn cost(&self) -> usize {
+        self.frame.len() + FRAME_OVERHEAD + self.loan.as_ref().map_or(0, |loan| loan.cost())
+    }
+
+    /// Bytes that are lent.
+    fn lent(&self) -> usize {
+        self.loan.as_ref().map_or(0, |loan| loan.len())
+    }
+
+    /// Bytes of the frame, those that are lent included.
+    pub fn length(&self) -> usize {
+        self.frame.len() + self.lent()
+    }
 }
 
 /// What became of a frame.
@@ -38,12 +66,15 @@ pub enum Given {
 /// What one sender has sent.
 #[derive(Default)]
 struct Queue {
-    frames: VecDeque<(Medium, Box<[u8]>)>,
+    frames: VecDeque<Parcel>,
     bytes: usize,
+    lent: usize,
     drops: u64,
     /// The sender waits for room.
     wanted: bool,
     most: usize,
+    /// Bytes of the last that was taken out beyond what its turns were for.
+    debt: usize,
 }
 
 impl Queue {
@@ -55,7 +86,8 @@ impl Queue {
     }
 
     fn room(&self) -> usize {
-        self.most.saturating_sub(self.bytes)
+        let lent = LENT_ROOM.saturating_sub(self.bytes + self.lent);
+        self.most.saturating_sub(self.bytes).min(lent)
     }
 }
 
@@ -87,18 +119,40 @@ impl Inbox {
 
     /// Puts in a frame of a function's, or of the wire's.
     pub fn give(&self, from: Option<usize>, medium: Medium, frame: &[u8]) -> Given {
-        let cost = frame.len() + FRAME_OVERHEAD;
+        self.put(from, medium, frame, None)
+    }
+
+    /// Puts in a frame of a function's whose payload is lent.
+    pub fn lend(&self, from: usize, head: &[u8], loan: Arc<Loan>) -> Given {
+        self.put(Some(from), Medium::Memory, head, Some(loan))
+    }
+
+    fn put(
+        &self,
+        from: Option<usize>,
+        medium: Medium,
+        frame: &[u8],
+        loan: Option<Arc<Loan>>,
+    ) -> Given {
+        let parcel = Parcel {
+            from,
+            medium,
+            frame: frame.into(),
+            loan,
+        };
+        let cost = parcel.cost();
         let mut state = self.state();
         let place = from.unwrap_or(state.queues.len() - 1);
         let Some(queue) = state.queues.get_mut(place) else {
             return Given::Dropped;
         };
-        if cost > queue.room() {
+        if cost.max(parcel.lent()) > queue.room() {
             queue.drops += 1;
             return Given::Dropped;
         }
         queue.bytes += cost;
-        queue.frames.push_back((medium, frame.into()));
+        queue.lent += parcel.lent();
+        queue.frames.push_back(parcel);
         match queue.frames.len() {
             1 => Given::First,
             _ => Given::Behind,
@@ -117,36 +171,44 @@ impl Inbox {
         room
     }
 
-    /// Takes out so many at most, one of each sender in turn. Returns the functions that wait for
-    /// the room that there is now, bit by bit.
+    /// Takes out so many at most, one of each sender in turn, and no more once they are long. Returns the
+    /// functions that wait for the room that there is now, bit by bit.
     pub fn take(&self, into: &mut VecDeque<Parcel>, most: usize) -> u64 {
         let mut wake = 0;
         let mut guard = self.state();
         let state = &mut *guard;
         let senders = state.queues.len();
-        let mut empty = 0;
-        let mut taken = 0;
-        while empty < senders && taken < most {
+        let (mut empty, mut taken, mut bytes) = (0, 0, 0);
+        while empty < senders && taken < most && bytes < TAKE {
             let place = state.next % senders;
             state.next = (place + 1) % senders;
             let Some(queue) = state.queues.get_mut(place) else {
                 break;
             };
-            let Some((medium, frame)) = queue.frames.pop_front() else {
+            let in_debt = queue.debt > 0;
+            queue.debt = queue.debt.saturating_sub(TURN);
+            if queue.frames.is_empty() {
                 empty += 1;
                 continue;
+            }
+            // Where nobody else has anything nobody is kept waiting.
+            if in_debt && empty + 1 < senders {
+                empty = 0;
+                continue;
+            }
+            let Some(parcel) = queue.frames.pop_front() else {
+                break;
             };
             (empty, taken) = (0, taken + 1);
-            queue.bytes -= frame.len() + FRAME_OVERHEAD;
+            bytes += parcel.length();
+            queue.debt = parcel.length().saturating_sub(TURN);
+            queue.bytes -= parcel.cost();
+            queue.lent -= parcel.lent();
             if queue.wanted && queue.room() > ROOM / 2 {
                 queue.wanted = false;
                 wake |= 1 << place;
             }
-            into.push_back(Parcel {
-                from: (place + 1 < senders).then_some(place),
-                medium,
-                frame,
-            });
+            into.push_back(parcel);
         }
         wake
     }
@@ -168,7 +230,7 @@ impl Inbox {
         let mut wake = 0;
         for (place, queue) in self.state().queues.iter_mut().enumerate() {
             queue.frames.clear();
-            queue.bytes = 0;
+            (queue.bytes, queue.lent, queue.debt) = (0, 0, 0);
             wake |= u64::from(std::mem::take(&mut queue.wanted)) << place;
         }
         wake
@@ -208,6 +270,90 @@ mod tests {
         assert_eq!(parcels.len(), flood + 3);
         assert!(inbox.is_empty());
         assert_eq!(inbox.give(Some(7), Medium::Wire, &[0; 60]), Given::Dropped);
+    }
+
+    #[derive(Debug)]
+    struct Nothing;
+
+    impl ferrite_engine::loan::Lent for Nothing {
+        fn read(&self, _: &ferrite_engine::loan::Held<'_>, _: usize, _: &mut [u8]) -> bool {
+            false
+        }
+
+        fn as_any(&self) -> &dyn std::any::Any {
+            self
+        }
+    }
+
+    fn lend(inbox: &Inbox, from: usize, length: usize) -> Given {
+        let mut loan = Loan::default();
+        loan.add(&Arc::new(Nothing), 0, length);
+        inbox.lend(from, &[0; 60], Arc::new(loan))
+    }
+
+    #[test]
+    fn who_lends_much_takes_no_more_than_others() {
+        const LONG: usize = 256 << 10;
+        let inbox = Inbox::new(2);
+        while lend(&inbox, 0, LONG) != Given::Dropped {}
+        let frames = fill(&inbox, Some(1));
+        let mut parcels = VecDeque::new();
+        let (mut lent, mut given) = (0, 0);
+        while given < frames {
+            inbox.take(&mut parcels, 64);
+            let bytes: usize = parcels.iter().map(Parcel::length).sum();
+            assert!(bytes < TAKE + LONG, "{bytes} at once");
+            for parcel in parcels.drain(..) {
+                if parcel.loan.is_some() {
+                    lent += 1;
+                } else {
+                    given += 1;
+                }
+                // One more than its share is under way.
+                assert!(
+                    (lent - 1) * (LONG / TURN - 1) <= given.max(1),
+                    "{lent} {given}"
+                );
+            }
+        }
+        // It is alone, and goes on at once.
+        while lend(&inbox, 0, LONG) != Given::Dropped {}
+        inbox.take(&mut parcels, 3);
+        assert_eq!(parcels.len(), 3);
+        parcels.clear();
+        inbox.take(&mut parcels, 64);
+        assert_eq!(parcels.len(), TAKE / LONG);
+    }
+
+    #[test]
+    fn what_is_lent_is_bounded_for_each_sender() {
+        const LENT: usize = 64 << 10;
+        let inbox = Inbox::new(2);
+        let lend = |from| lend(&inbox, from, LENT);
+        let mut taken = 0;
+        while lend(0) != Given::Dropped {
+            taken += 1;
+        }
+        assert!((ROOM..LENT_ROOM).contains(&(taken * LENT)));
+        assert!(inbox.room(0) < LENT);
+        assert_eq!(inbox.room(1), ROOM);
+        assert_eq!(lend(1), Given::First);
+        let mut parcels = VecDeque::new();
+        // There is room for frames again before all of it is read.
+        let mut wake = 0;
+        while parcels.len() < 2 * taken / 3 {
+            let more = 2 * taken / 3 - parcels.len();
+            wake |= inbox.take(&mut parcels, more);
+        }
+        assert_eq!(wake, 1 << 0);
+        assert_eq!(inbox.room(0), ROOM - (inbox.state().queues[0].bytes));
+        while !inbox.is_empty() {
+            inbox.take(&mut parcels, usize::MAX);
+        }
+        assert_eq!(parcels.len(), taken + 1);
+        let lent: usize = parcels.iter().map(Parcel::lent).sum();
+        assert_eq!(lent, (taken + 1) * LENT);
+        assert_eq!((inbox.room(0), inbox.room(1)), (ROOM, ROOM));
     }
 
     #[test]

@@ -12,7 +12,9 @@
 //!    `line`, or what waits for a function ([`Inbox`]). Nothing else is locked under it, and nobody
 //!    waits there: the uplink's socket does not block.
 //!
-//! So what one guest does takes no other's lock, but for a moment the uplink's.
+//! So what one guest does takes no other's lock, but for a moment the uplink's. What it lends
+//! ([`ferrite_engine::loan`]) is no lock: who places it holds leases, and waits for nothing as long;
+//! who ends one, under the lock of its own function, waits for such a copy at most.
 
 use crate::counters::LinkCounters;
 use crate::inbox::{Given, Inbox};

@@ -2,9 +2,11 @@
 //! The device's ends of shortcuts: rings in memory that it shares with other
 //! devices on this host, past the switch (see [`ferrite_fabric::shortcut`]).
 
-use ferrite_engine::memory::{Room, ENOUGH_ROOM};
+use crate::guest_memory::copy_out;
+use ferrite_engine::memory::{Lending, Room, ENOUGH_ROOM};
+use ferrite_engine::Loan;
 use ferrite_fabric::fault::is_roce;
-use ferrite_fabric::ring::{self, Broken, Consumer, Producer};
+use ferrite_fabric::ring::{self, Broken, Consumer, Producer, Span, MAX_TRAIN};
 use ferrite_fabric::shortcut::{Message, ShortcutId, GRANT_FDS, MAX_SHORTCUTS};
 use ferrite_fabric::switch::Mac;
 use ferrite_fabric::wake::{self, End};
@@ -15,6 +17,12 @@ use std::sync::Arc;
 /// How long a way may be full until it is taken for stuck, in nanoseconds: then frames that may
 /// get lost do so, and do not hold up others behind them.
 const STALL: u64 = 100_000_000;
+
+/// What goes by a ring without being copied into frames. It takes room there, like frames.
+pub const LENDING: Lending = Lending {
+    at_once: MAX_TRAIN as u32,
+    under_way: 512 << 10,
+};
 
 /// Whether the engine waits for room on a way, and since when.
 #[derive(Debug, Default)]
@@ -93,6 +101,15 @@ impl Outbound {
                 false
             }
         }
+    }
+
+    fn push_lent(&mut self, head: &[u8], loan: &Loan) -> bool {
+        let copy = |to: &Span| copy_out(loan, to);
+        let pushed = self.ring.push_train(head, loan.log_mtu(), loan.len(), copy);
+        pushed.unwrap_or_else(|Broken| {
+            self.broken = true;
+            false
+        })
     }
 
     fn room(&mut self) -> Room {
@@ -193,6 +210,13 @@ impl Outbounds {
             .iter_mut()
             .find(|outbound| outbound.peer.0 == *destination)?;
         Some(outbound.push(frame))
+    }
+
+    /// Sends packets that go as one past the switch, by a shortcut; whether they were taken.
+    pub fn push_lent(&mut self, head: &[u8], loan: &Loan) -> bool {
+        let to = |outbound: &&mut Outbound| head.starts_with(&outbound.peer.0);
+        let outbound = self.list.iter_mut().find(to);
+        outbound.is_some_and(|outbound| outbound.push_lent(head, loan))
     }
 
     /// The shortcut by which frames to this address go past the switch.
@@ -526,8 +550,8 @@ mod tests {
                 if !inbound.is_last() {
                     inbound.ring.look()?;
                 }
-                while let Some(length) = inbound.ring.next(&mut buffer)? {
-                    numbers.push(number(&buffer[..length]));
+                while let Some(record) = inbound.ring.next(&mut buffer)? {
+                    numbers.push(number(&buffer[..record.copied()]));
                 }
                 inbound.release();
                 self.answers.extend(inbound.answer(Ok(())));

@@ -8,18 +8,22 @@ mod common;
 
 use common::{until, DEADLINE};
 use ferrite_abi::*;
-use ferrite_conformance::host::{Connection, Host, OWN_GID, OWN_GID6, PEER_GID, PEER_GID6};
+use ferrite_conformance::host::{region_of, Host, OWN_GID, OWN_GID6, PEER_GID, PEER_GID6};
 use ferrite_conformance::memory::Memory;
 use ferrite_conformance::outcome::watch;
 use ferrite_conformance::rings::{Cq, Qp, Region};
 use ferrite_conformance::transport::Device;
 use ferrite_conformance::wire::{interface, Link, Wire};
 use ferrite_conformance::work::Work;
+use ferrite_fabric::descriptors;
 use ferrite_fabric::framing::{Reader, Writer};
+use ferrite_fabric::ring;
 use ferrite_fabric::shortcut::Message;
 use ferrite_fabric::switch::Mac;
+use ferrite_fabric::wake;
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::mem::offset_of;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -60,14 +64,31 @@ impl Process {
         if let Some(uplink) = uplink {
             command.arg("--uplink").arg(directory.join(uplink));
         }
+        let last = format!("socket{}", functions.len() - 1);
+        Self::spawn(command, directory, &last)
+    }
+
+    /// Starts one with a function alone, that of this number.
+    fn start_alone(directory: PathBuf, number: usize, uplink: &str) -> Self {
+        let path = |kind: &str| directory.join(format!("{kind}{number}"));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ferrite-device"));
+        command.arg("--mac").arg(Mac(mac(number as u8)).to_string());
+        for kind in ["socket", "net"] {
+            command.arg(format!("--{kind}")).arg(path(kind));
+        }
+        command.arg("--counters").arg(path("counters"));
+        command.arg("--uplink").arg(directory.join(uplink));
+        Self::spawn(command, directory.clone(), &format!("socket{number}"))
+    }
+
+    fn spawn(mut command: Command, directory: PathBuf, last: &str) -> Self {
         let child = command
             .args(["--log", "off"])
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
         let process = Self { child, directory };
-        let last = format!("socket{}", functions.len() - 1);
-        until(|| process.path(&last).exists());
+        until(|| process.path(last).exists());
         process
     }
 
@@ -104,8 +125,12 @@ impl Process {
     }
 
     fn counters(&self) -> Value {
+        self.counters_by("counters")
+    }
+
+    fn counters_by(&self, socket: &str) -> Value {
         let mut text = String::new();
-        self.connect("counters").read_to_string(&mut text).unwrap();
+        self.connect(socket).read_to_string(&mut text).unwrap();
         serde_json::from_str(&text).unwrap()
     }
 
@@ -141,6 +166,90 @@ impl Drop for Process {
     }
 }
 
+/// Two functions.
+enum Two {
+    /// Of one process.
+    Inside(Process),
+    /// Each of a process of its own, with memory that both share past the switch, which is the test.
+    ByShortcut(
+        [Process; 2],
+        #[allow(dead_code, reason = "they stay open")] [UnixStream; 2],
+    ),
+}
+
+impl Two {
+    fn inside(name: &str) -> Self {
+        Self::Inside(Process::start(name, &["", ""], None))
+    }
+
+    fn by_shortcut(name: &str) -> Self {
+        let directory = Process::directory(name);
+        let listener = UnixListener::bind(directory.join("wire")).unwrap();
+        let memory = ring::create().unwrap();
+        let mut ends = wake::pair().unwrap().into_iter();
+        let both = [0, 1].map(|number| {
+            let process = Process::start_alone(directory.clone(), number, "wire");
+            let (mut wire, _) = listener.accept().unwrap();
+            wire.set_read_timeout(Some(DEADLINE)).unwrap();
+            let mut reader = Reader::new();
+            let hello = Message::Hello { any_source: false };
+            assert_eq!(said(&mut wire, &mut reader).1, hello);
+            let peer = Mac(mac(1 - number as u8));
+            let grant = Message::Grant {
+                shortcut: 7,
+                side: number as u8,
+                peer,
+            };
+            let fds = [memory.try_clone().unwrap(), ends.next().unwrap()];
+            let bytes = as_sent(grant);
+            assert_eq!(descriptors::send(&wire, &bytes, &fds).unwrap(), bytes.len());
+            assert_eq!(said(&mut wire, &mut reader).1, Message::Ready(7));
+            wire.write_all(&as_sent(Message::Open(7))).unwrap();
+            (process, wire)
+        });
+        let [(a, to_a), (b, to_b)] = both;
+        Self::ByShortcut([a, b], [to_a, to_b])
+    }
+
+    fn device(&self, function: usize) -> Device {
+        match self {
+            Self::Inside(process) => process.device(function),
+            Self::ByShortcut(both, _) => both[function].device(function),
+        }
+    }
+
+    fn count(&self, function: usize, of: &str, what: &str) -> u64 {
+        match self {
+            Self::Inside(process) => process.count(function, of, what),
+            Self::ByShortcut(both, _) => {
+                let counters = both[function].counters_by(&format!("counters{function}"));
+                counters[of][what].as_u64().unwrap()
+            }
+        }
+    }
+}
+
+/// The next message of a device to the switch, and who says it.
+fn said(wire: &mut UnixStream, reader: &mut Reader) -> (Mac, Message) {
+    loop {
+        if reader.take_mark().is_some() {
+            if let Some(frame) = reader.next_frame().unwrap() {
+                return Message::parse(frame).unwrap();
+            }
+        }
+        assert!(reader.fill(wire).unwrap() > 0);
+    }
+}
+
+/// A message of the switch, as it is sent.
+fn as_sent(message: Message) -> Vec<u8> {
+    let mut writer = Writer::new(1 << 16);
+    assert!(writer.push(&message.to_frame(Mac(STRANGER))));
+    let mut bytes = Vec::new();
+    assert!(writer.flush(&mut bytes).unwrap());
+    bytes
+}
+
 /// A queue pair of a host, with what it needs.
 struct End {
     qp: Qp,
@@ -172,18 +281,12 @@ fn end(host: &mut Host<'_>) -> End {
 
 /// Connects an end of a host to one of another function's.
 fn join(host: &mut Host<'_>, end: &End, function: usize, peer: &End) {
-    let to_peer = host.to_neighbour();
-    let to_peer = Connection {
-        qpn: peer.qp.qpn,
-        address_vector: AddressVector {
-            mac: mac(function as u8),
-            gid: gids(function)[0],
-            ..to_peer.address_vector
-        },
-        send_psn: 0x300,
-        receive_psn: 0x300,
-        ..to_peer
-    };
+    join_with(host, end, function, peer, 10);
+}
+
+fn join_with(host: &mut Host<'_>, end: &End, function: usize, peer: &End, log_mtu: u8) {
+    let (mac, gid) = (mac(function as u8), gids(function)[0]);
+    let to_peer = host.to_device(mac, gid, peer.qp.qpn, log_mtu);
     host.bring(Service::Rc, &end.qp, QueuePairStateCode::Rts, &to_peer)
         .unwrap();
 }
@@ -194,6 +297,27 @@ fn connected(a: &mut Host<'_>, b: &mut Host<'_>) -> (End, End) {
     join(a, &of_a, 1, &of_b);
     join(b, &of_b, 0, &of_a);
     (of_a, of_b)
+}
+
+/// Bytes of no pattern, by `seed`.
+fn noise(seed: u32, length: u32) -> Vec<u8> {
+    let mut random = seed.wrapping_mul(0x9e37_79b9) | 1;
+    let mut next = || {
+        random ^= random << 13;
+        random ^= random >> 17;
+        random ^= random << 5;
+        random as u8
+    };
+    (0..length).map(|_| next()).collect()
+}
+
+/// What the functions have copied: bytes that each has read of its host's memory into frames, and bytes that
+/// it got from where the other had them, or had put them.
+fn copied(two: &Two) -> [(u64, u64); 2] {
+    [0, 1].map(|function| {
+        let read = two.count(function, "dma", "read_bytes");
+        (read, two.count(function, "dma", "direct_bytes"))
+    })
 }
 
 /// Writes `length` bytes of this value into the region of the other, which is returned.
@@ -291,6 +415,394 @@ fn two_functions_write_to_each_other_inside() {
     }
 }
 
+/// Sizes around those of packets and of what is lent at once.
+const SIZES: [u32; 16] = [
+    1,
+    7,
+    2047,
+    2048,
+    2049,
+    4095,
+    4096,
+    4097,
+    10_000,
+    65_535,
+    65_536,
+    65_537,
+    200_001,
+    1 << 20,
+    (1 << 20) + 3,
+    (2 << 20) - 8,
+];
+/// Entries that a receive has here at most.
+const RECEIVE_ENTRIES: u64 = 3;
+/// Of a message that is lent, the bytes behind the last whole piece may be too few for it.
+const REST: u64 = 2048;
+
+#[test]
+fn data_goes_from_memory_to_memory_and_is_right() {
+    data_is_right(&Two::inside("direct"));
+}
+
+#[test]
+fn data_goes_by_a_shortcut_in_no_frames_and_is_right() {
+    data_is_right(&Two::by_shortcut("trains"));
+}
+
+fn data_is_right(two: &Two) {
+    let (mut device_a, mut device_b) = (two.device(0), two.device(1));
+    let (mut a, mut b) = (host(&mut device_a, 0), host(&mut device_b, 1));
+    for (round, log_mtu) in [(0, 8), (1, 10), (2, 12)] {
+        let (mut of_a, mut of_b) = (end(&mut a), end(&mut b));
+        join_with(&mut a, &of_a, 1, &of_b, log_mtu);
+        join_with(&mut b, &of_b, 0, &of_a, log_mtu);
+        // So each has heard of the other.
+        write(&mut a, &mut of_a, &b, &of_b, 1, 8);
+        write(&mut b, &mut of_b, &a, &of_a, 2, 8);
+        for (seed, length) in (round * 100..).zip(SIZES) {
+            let data = noise(seed, length);
+            let whole = |counts: (u64, u64), before: (u64, u64)| {
+                let got = counts.1 - before.1;
+                let least = if u64::from(length) < REST {
+                    0
+                } else {
+                    u64::from(length) - REST
+                };
+                (least..=u64::from(length)).contains(&got)
+            };
+            // At another alignment each time, of one to four entries, to another alignment.
+            let shift = u64::from(seed % 5);
+            let list = |end: &End, parts: u64| -> Vec<Sge> {
+                let end_of = |part: u64| u64::from(length) * part / parts;
+                (0..parts)
+                    .filter(|part| end_of(*part) < end_of(part + 1))
+                    .map(|part| {
+                        let (from, to) = (end_of(part), end_of(part + 1));
+                        end.region.sge(shift + from, (to - from) as u32)
+                    })
+                    .collect()
+            };
+            let parts = u64::from(seed % 4 + 1);
+            let there = of_b.region.address + 8 - shift;
+            let dma = of_b.region.dma + 8 - shift;
+            // A write, a send, and a read.
+            a.memory.write(of_a.region.dma + shift, &data);
+            let before = copied(two);
+            let work = Work::remote(
+                SendOpcode::Write,
+                &list(&of_a, parts),
+                there,
+                of_b.region.tag,
+            );
+            let wanted = CompletionStatus::Success;
+            a.post_for(&mut of_a.qp, &mut of_a.cq, &work, wanted)
+                .unwrap();
+            assert_eq!(
+                b.memory.bytes(dma, length.into()),
+                data,
+                "write of {length}"
+            );
+            let after = copied(two);
+            assert!(whole(after[1], before[1]), "{length}: {before:?} {after:?}");
+
+            b.memory.fill(of_b.region.dma, of_b.region.length, 0x5a);
+            let places = list(&of_b, parts.min(RECEIVE_ENTRIES));
+            let receive = b.post_receive(&mut of_b.qp, &places).unwrap();
+            let before = copied(two);
+            let work = Work::send(&list(&of_a, parts));
+            a.post_for(&mut of_a.qp, &mut of_a.cq, &work, wanted)
+                .unwrap();
+            let got = b
+                .completes(&mut of_b.cq, (of_b.qp.qpn, receive), wanted)
+                .unwrap();
+            assert_eq!(got.byte_count, length);
+            let received = b.memory.bytes(of_b.region.dma + shift, length.into());
+            assert_eq!(received, data, "send of {length}");
+            let after = copied(two);
+            assert!(whole(after[1], before[1]), "{length}: {before:?} {after:?}");
+
+            b.memory.write(dma, &data);
+            a.memory.fill(of_a.region.dma, of_a.region.length, 0x5a);
+            let work = Work::remote(
+                SendOpcode::Read,
+                &list(&of_a, parts),
+                there,
+                of_b.region.tag,
+            );
+            let before = copied(two);
+            a.post_for(&mut of_a.qp, &mut of_a.cq, &work, wanted)
+                .unwrap();
+            let read = a.memory.bytes(of_a.region.dma + shift, length.into());
+            assert_eq!(read, data, "read of {length}");
+            let after = copied(two);
+            assert!(whole(after[0], before[0]), "{length}: {before:?} {after:?}");
+            // Nothing behind it was touched.
+            let behind = of_a.region.dma + shift + u64::from(length);
+            assert_eq!(a.memory.bytes(behind, 1), [0x5a]);
+        }
+        // Those who have lent it have not copied it, too: what they read are queues and records.
+        let total: u64 = SIZES.iter().map(|size| u64::from(*size)).sum();
+        let counts = copied(two);
+        let rounds = u64::from(round) + 1;
+        assert!(counts[0].0 < rounds * total / 10, "{counts:?} of {total}");
+        assert!(counts[1].0 < rounds * total / 10, "{counts:?} of {total}");
+        for (host, end) in [(&mut a, &of_a), (&mut b, &of_b)] {
+            host.destroy(CommandOpcode::DestroyQueuePair, end.qp.qpn)
+                .unwrap();
+        }
+        let both = |of, what| [0, 1].map(|function| two.count(function, of, what));
+        assert_eq!(both("engine", "retransmissions"), [0, 0]);
+        if let Two::ByShortcut(..) = two {
+            assert_eq!(both("shortcuts", "tx_drops"), [0, 0]);
+            // Nothing of it went by the switch.
+            assert_eq!(both("uplink", "rx_frames"), [0, 0]);
+        }
+    }
+}
+
+/// Milliseconds for which a tag of the second function is pending, and so a write to it waits.
+const HELD: u64 = 700;
+/// What is in the sender's memory when it is no longer the peer's business.
+const SECRET: u8 = 0xee;
+
+/// A write of the first function waits at the second one while something becomes of the memory that it comes
+/// from, and of all that is around. Gives what the second one has in the place then.
+fn while_a_write_waits(
+    name: &str,
+    change: impl FnOnce(&mut Host<'_>, &mut End, usize),
+    wanted: Option<CompletionStatus>,
+) -> Vec<u8> {
+    const LENGTH: u32 = 48 << 10;
+    const FURTHER: u64 = 0x1_0000_0000;
+    let process = Process::start(name, &["", ""], None);
+    let (mut device_a, mut device_b) = (process.device(0), process.device(1));
+    let (mut a, mut b) = (host(&mut device_a, 0), host(&mut device_b, 1));
+    let (mut of_a, of_b) = connected(&mut a, &mut b);
+    write(&mut a, &mut of_a, &b, &of_b, 1, 8);
+    // Its memory can be taken away alone.
+    let number = a.map(FURTHER, 1 << 20).unwrap();
+    a.further(number).fill(FURTHER, LENGTH.into(), 0x11);
+    let mut command = a.region_command(ACCESS_LOCAL_WRITE, 8);
+    command.buffer = Buffer::contiguous(FURTHER, LENGTH.into());
+    a.execute(&command).unwrap();
+    of_a.region = region_of(&command);
+    // The place of the write is under a tag that comes late.
+    let rule = format!(r#"{{"cmd":"misbehave","function":1,"hold_tags":{HELD}}}"#);
+    assert_eq!(process.control(&rule)["ok"], true);
+    let command = b.region_command(ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE, LENGTH.into());
+    let place = region_of(&command);
+    let entry = b.entry(CommandOpcode::RegisterRegion, &command);
+    b.write_command(&entry);
+    b.ring_control().unwrap();
+    let sge = of_a.region.sge(0, LENGTH);
+    let work = Work::remote(SendOpcode::Write, &[sge], place.address, place.tag);
+    a.post(&mut of_a.qp, &work).unwrap();
+    until(|| process.count(1, "engine", "pending_waits") == 1);
+    let begun = std::time::Instant::now();
+    change(&mut a, &mut of_a, number);
+    assert!(
+        begun.elapsed().as_millis() < u128::from(HELD),
+        "it waits for none"
+    );
+    b.untouched(place.dma, LENGTH.into()).unwrap();
+    b.answer(entry.cookie).unwrap();
+    if let Some(wanted) = wanted {
+        let status = a.completion(&mut of_a.cq).unwrap().status;
+        assert_eq!(status, wanted as u8);
+    } else {
+        // The second function has looked at the write when it has dropped it.
+        until(|| process.count(1, "engine", "rx_dropped") > 0);
+    }
+    b.nop().unwrap();
+    assert!(process.counters()["functions"][1]["dma"]["errors"] == 0);
+    b.memory.bytes(place.dma, LENGTH.into())
+}
+
+#[test]
+fn bytes_are_those_that_are_there_when_they_are_taken() {
+    let changed = |a: &mut Host<'_>, of_a: &mut End, number: usize| {
+        let memory = a.further(number);
+        memory.fill(of_a.region.dma, of_a.region.length, 0x22);
+    };
+    let got = while_a_write_waits("changed", changed, Some(CompletionStatus::Success));
+    assert!(got.iter().all(|byte| *byte == 0x22));
+}
+
+#[test]
+fn what_was_let_go_of_is_read_by_nobody() {
+    fn hide(a: &Host<'_>, of_a: &End, number: usize) {
+        let memory = a.further(number);
+        memory.fill(of_a.region.dma, of_a.region.length, SECRET);
+    }
+    type Change = fn(&mut Host<'_>, &mut End, usize);
+    let changes: [(&str, Change, Option<CompletionStatus>); 6] = [
+        (
+            "released",
+            |a, of_a, number| {
+                a.destroy(CommandOpcode::ReleaseTag, of_a.region.tag)
+                    .unwrap();
+                hide(a, of_a, number);
+            },
+            Some(CompletionStatus::LocalProtection),
+        ),
+        (
+            "destroyed",
+            |a, of_a, number| {
+                a.destroy(CommandOpcode::DestroyQueuePair, of_a.qp.qpn)
+                    .unwrap();
+                hide(a, of_a, number);
+            },
+            None,
+        ),
+        (
+            "flushed",
+            |a, of_a, number| {
+                a.move_qp(of_a.qp.qpn, QueuePairStateCode::Error).unwrap();
+                let status = a.completion(&mut of_a.cq).unwrap().status;
+                assert_eq!(status, CompletionStatus::Flushed as u8);
+                hide(a, of_a, number);
+            },
+            None,
+        ),
+        (
+            "reset",
+            |a, of_a, number| {
+                a.device.control_reset().unwrap();
+                hide(a, of_a, number);
+            },
+            None,
+        ),
+        (
+            "function-reset",
+            |a, of_a, number| {
+                a.device.function_level_reset().unwrap();
+                hide(a, of_a, number);
+            },
+            None,
+        ),
+        (
+            "unmapped",
+            |a, _, number| a.unmap(number).unwrap(),
+            Some(CompletionStatus::LocalProtection),
+        ),
+    ];
+    for (name, change, wanted) in changes {
+        let got = while_a_write_waits(name, change, wanted);
+        assert!(got.iter().all(|byte| *byte == 0), "{name}");
+    }
+}
+
+#[test]
+fn nothing_is_placed_where_the_function_was_reset() {
+    const LENGTH: u32 = 2 << 20;
+    let resets: [fn(&mut Host<'_>); 3] = [
+        |b| b.device.control_reset().unwrap(),
+        |b| b.device.function_level_reset().unwrap(),
+        |b| b.device.reset().unwrap(),
+    ];
+    for (number, reset) in resets.into_iter().enumerate() {
+        let process = Process::start(&format!("placed{number}"), &["", ""], None);
+        let (mut device_a, mut device_b) = (process.device(0), process.device(1));
+        let (mut a, mut b) = (host(&mut device_a, 0), host(&mut device_b, 1));
+        let (mut of_a, of_b) = connected(&mut a, &mut b);
+        write(&mut a, &mut of_a, &b, &of_b, 1, 8);
+        a.memory.fill(of_a.region.dma, LENGTH.into(), SECRET);
+        let sge = of_a.region.sge(0, LENGTH);
+        let place = (of_b.region.address, of_b.region.tag);
+        let work = Work::remote(SendOpcode::Write, &[sge], place.0, place.1);
+        for _ in 0..30 {
+            a.post(&mut of_a.qp, &work).unwrap();
+        }
+        // As soon as any of it is there: all of it takes some milliseconds.
+        let begun = std::time::Instant::now();
+        while b.memory.bytes(of_b.region.dma, 1) != [SECRET] {
+            assert!(begun.elapsed() < DEADLINE, "nothing was written");
+            std::thread::yield_now();
+        }
+        reset(&mut b);
+        b.memory.fill(of_b.region.dma, LENGTH.into(), 0x33);
+        // What was on its way is taken by now, and what comes again.
+        let frames = process.count(0, "inside", "tx_frames");
+        until(|| process.count(1, "inside", "rx_frames") >= frames);
+        let retransmissions = process.count(0, "engine", "retransmissions");
+        until(|| process.count(0, "engine", "retransmissions") > retransmissions);
+        let got = b.memory.bytes(of_b.region.dma, LENGTH.into());
+        assert!(got.iter().all(|byte| *byte == 0x33));
+        a.nop().unwrap();
+        a.move_qp(of_a.qp.qpn, QueuePairStateCode::Reset).unwrap();
+    }
+}
+
+#[test]
+fn a_release_waits_for_a_copy_and_no_copy_begins_after_it() {
+    let process = Process::start("release", &["", ""], None);
+    let (mut device_a, mut device_b) = (process.device(0), process.device(1));
+    let (mut a, mut b) = (host(&mut device_a, 0), host(&mut device_b, 1));
+    let (mut own, mut other) = (end(&mut a), end(&mut b));
+    let length = own.region.length as u32;
+    let mut ended = [0; 2];
+    for round in 0..60u8 {
+        let value = round + 1;
+        for (host, end) in [(&mut a, &mut own), (&mut b, &mut other)] {
+            let fresh = host.create_qp(Service::Rc, &end.cq).unwrap();
+            let old = std::mem::replace(&mut end.qp, fresh).qpn;
+            host.destroy(CommandOpcode::DestroyQueuePair, old).unwrap();
+        }
+        join_with(&mut a, &own, 1, &other, 12);
+        join_with(&mut b, &other, 0, &own, 12);
+        a.memory.fill(own.region.dma, own.region.length, value);
+        let access = ACCESS_LOCAL_WRITE;
+        let mut command = a.region_command(access, 1);
+        command.buffer = Buffer::contiguous(own.region.dma, own.region.length);
+        a.execute(&command).unwrap();
+        let source = region_of(&command);
+        let place = (other.region.address, other.region.tag);
+        // The first one is heard of, so that the others are lent.
+        let sge = source.sge(0, 8);
+        let work = Work::remote(SendOpcode::Write, &[sge], place.0, place.1);
+        a.post_for(&mut own.qp, &mut own.cq, &work, CompletionStatus::Success)
+            .unwrap();
+        for _ in 0..4 {
+            let sge = source.sge(0, length);
+            let work = Work::remote(SendOpcode::Write, &[sge], place.0, place.1);
+            a.post(&mut own.qp, &work).unwrap();
+        }
+        // At another time each round.
+        std::thread::sleep(std::time::Duration::from_micros(u64::from(round) * 20));
+        a.destroy(CommandOpcode::ReleaseTag, source.tag).unwrap();
+        a.memory.fill(own.region.dma, own.region.length, SECRET);
+        for _ in 0..4 {
+            let status = a.completion(&mut own.cq).unwrap().status;
+            ended[usize::from(status != CompletionStatus::Success as u8)] += 1;
+        }
+        let got = b.memory.bytes(other.region.dma, other.region.length);
+        assert!(!got.contains(&SECRET), "round {round}");
+    }
+    assert!(ended[1] > 0, "no release was in the middle: {ended:?}");
+}
+
+#[test]
+fn a_turn_ends_when_what_was_lent_was_read() {
+    let process = Process::start("turn", &["", ""], None);
+    let (mut device_a, mut device_b) = (process.device(0), process.device(1));
+    let (mut a, mut b) = (host(&mut device_a, 0), host(&mut device_b, 1));
+    let (of_a, mut of_b) = connected(&mut a, &mut b);
+    let turn = a.control_record() - offset_of!(ControlRecord, producer) as u64
+        + offset_of!(ControlRecord, turn) as u64;
+    for length in (1..20).map(|times| times * (16 << 10)) {
+        let sge = of_b.region.sge(0, length);
+        let place = (of_a.region.address, of_a.region.tag);
+        let work = Work::remote(SendOpcode::Read, &[sge], place.0, place.1);
+        let success = CompletionStatus::Success;
+        b.post_for(&mut of_b.qp, &mut of_b.cq, &work, success)
+            .unwrap();
+        // Nobody says anything to the first one any more.
+        until(|| a.memory.load32(turn) % 2 == 0);
+    }
+    assert_ne!(a.memory.load32(turn), 0, "no turn was shown");
+    assert!(copied(&Two::Inside(process))[1].1 > 0, "nothing was lent");
+}
+
 #[test]
 fn frames_go_where_the_table_says() {
     let name = "table";
@@ -357,14 +869,6 @@ fn the_switch_is_told_of_each_address_and_grants_no_shortcut() {
     let (mut wire, _) = listener.accept().unwrap();
     wire.set_read_timeout(Some(DEADLINE)).unwrap();
     let mut reader = Reader::new();
-    let said = |wire: &mut UnixStream, reader: &mut Reader| loop {
-        if reader.take_mark().is_some() {
-            if let Some(frame) = reader.next_frame().unwrap() {
-                return Message::parse(frame).unwrap();
-            }
-        }
-        assert!(reader.fill(wire).unwrap() > 0);
-    };
     for (number, any_source) in [(0, false), (1, true)] {
         let address = Message::Address { any_source };
         assert_eq!(said(&mut wire, &mut reader), (Mac(mac(number)), address));
@@ -380,9 +884,7 @@ fn the_switch_is_told_of_each_address_and_grants_no_shortcut() {
         (Message::Revoke(7), Message::Released(7)),
         (Message::Close(7), Message::Closed(7)),
     ] {
-        let mut writer = Writer::new(1 << 16);
-        assert!(writer.push(&message.to_frame(Mac(STRANGER))));
-        assert!(writer.flush(&mut wire).unwrap());
+        wire.write_all(&as_sent(message)).unwrap();
         assert_eq!(said(&mut wire, &mut reader).1, answer);
     }
 }

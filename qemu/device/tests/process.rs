@@ -13,13 +13,14 @@ use ferrite_abi as abi;
 use ferrite_conformance::transport::{
     self, CONFIG, INTX, MSI, MSIX, SET_EVENTFD, SET_NONE, UNMASK_EVENTFD, UNMASK_NONE,
 };
+use ferrite_device::guest_memory::Passing;
 use ferrite_engine::memory::ENOUGH_ROOM;
 use ferrite_engine::testing::{Node, Peer, QpOptions, Region, SendWork};
-use ferrite_engine::Medium;
+use ferrite_engine::{Loan, Medium};
 use ferrite_fabric::connection::owner;
 use ferrite_fabric::descriptors;
 use ferrite_fabric::framing::{Reader, Writer, MAX_FRAME};
-use ferrite_fabric::ring::{self, Consumer, Producer};
+use ferrite_fabric::ring::{self, Consumer, Producer, Record};
 use ferrite_fabric::shortcut::{is_message, Message, ShortcutId};
 use ferrite_fabric::switch::Mac;
 use ferrite_fabric::wake;
@@ -33,6 +34,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use vfio_user::Client;
 
@@ -1778,6 +1780,12 @@ impl Neighbour {
         self.node.engine.receive_frame(frame, medium, now, host);
     }
 
+    fn receive_lent(&mut self, head: &[u8], loan: &Arc<Loan>) {
+        self.node.now = self.start.elapsed().as_nanos() as u64;
+        let (now, host) = (self.node.now, &mut self.node.host);
+        self.node.engine.receive_lent(head, loan, now, host);
+    }
+
     /// What it has to answer.
     fn answers(&mut self) -> impl Iterator<Item = Vec<u8>> + '_ {
         self.node.now = self.start.elapsed().as_nanos() as u64;
@@ -1789,8 +1797,16 @@ impl Neighbour {
     fn serve_ring(&mut self, ring: &mut Ring) {
         let mut buffer = vec![0; MAX_FRAME];
         ring.consumer.look().unwrap();
-        while let Some(length) = ring.consumer.next(&mut buffer).unwrap() {
-            self.receive(&buffer[..length], Medium::Memory);
+        while let Some(record) = ring.consumer.next(&mut buffer).unwrap() {
+            let head = &buffer[..record.copied()];
+            match record {
+                Record::Frame(_) => self.receive(head, Medium::Memory),
+                Record::Train(_, log_mtu, payload) => {
+                    let length = payload.len();
+                    let loan = Loan::passing(log_mtu, &Arc::new(Passing(payload)), length);
+                    self.receive_lent(head, &Arc::new(loan));
+                }
+            }
         }
         if ring.consumer.release() {
             wake::signal(&ring.end);

@@ -10,6 +10,13 @@
 //! bytes, of the host's order) and padded to [`ALIGN`]. A frame never wraps: a
 //! length of zero says that the next one is at the start of the ring.
 //!
+//! Packets in a row may go as one ([`Producer::push_train`]): headers, which
+//! are copied out like a frame, and behind them, at a multiple of [`ALIGN`],
+//! their payload, which the writer puts there from where it has it and the
+//! reader takes from there to where it is to be ([`Span`]). The reader places
+//! it without ever looking at it: that the writer may change it meanwhile is
+//! nothing that it could not have written before.
+//!
 //! The reader says when it sleeps ([`Consumer::sleep`]), and the writer when it
 //! waits for room ([`Producer::wait_for_room`]); both look at the other's index
 //! once more after that, and the other looks at the flag after it has moved its
@@ -36,6 +43,14 @@ const RING: usize = CONTROL + DATA;
 const SHARED: usize = 2 * RING;
 /// The length in front of a frame.
 const PREFIX: usize = 4;
+/// Set in front of packets that go as one, beside [what](TrainLength) there is of them.
+const TRAIN: u32 = 1 << 31;
+/// Bytes of payload at most of packets that go as one.
+pub const MAX_TRAIN: usize = 64 << 10;
+/// Bytes in front of that payload, with the prefix: there is room for all headers of a packet.
+const TRAIN_HEAD: usize = 128;
+/// The longest headers of packets that go as one.
+pub const MAX_HEAD: usize = TRAIN_HEAD - PREFIX;
 const MASK: u32 = DATA as u32 - 1;
 
 // Where the words are, in cache lines of their own by who writes them.
@@ -216,8 +231,103 @@ fn record(length: usize) -> usize {
     (PREFIX + length).next_multiple_of(ALIGN)
 }
 
-/// The most that a frame takes, and that is left unused in front of the end for one.
-const MAX_RECORD: usize = (PREFIX + MAX_FRAME).next_multiple_of(ALIGN);
+/// What packets that go as one take in the ring.
+fn train(payload: usize) -> usize {
+    TRAIN_HEAD + payload.next_multiple_of(ALIGN)
+}
+
+/// The most that is written at once, and that is left unused in front of the end for it.
+const MAX_RECORD: usize = TRAIN_HEAD + MAX_TRAIN;
+const _: () = assert!((PREFIX + MAX_FRAME).next_multiple_of(ALIGN) <= MAX_RECORD);
+
+/// What is told in front of packets that go as one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct TrainLength {
+    head: usize,
+    payload: usize,
+    log_mtu: u8,
+}
+
+impl TrainLength {
+    /// Lengths and packets that make sense.
+    fn is_valid(self) -> bool {
+        (MIN_FRAME..=MAX_HEAD).contains(&self.head)
+            && (1..=MAX_TRAIN).contains(&self.payload)
+            && (8..=12).contains(&self.log_mtu)
+    }
+
+    fn to_prefix(self) -> u32 {
+        TRAIN | (u32::from(self.log_mtu) << 27) | ((self.head as u32) << 20) | self.payload as u32
+    }
+
+    fn from_prefix(prefix: u32) -> Option<Self> {
+        let length = Self {
+            head: ((prefix >> 20) & 0x7f) as usize,
+            payload: (prefix & 0xf_ffff) as usize,
+            log_mtu: ((prefix >> 27) & 0xf) as u8,
+        };
+        (prefix & TRAIN != 0 && length.is_valid()).then_some(length)
+    }
+}
+
+/// Payload in the ring. It stays mapped as long as this lives, but is the writer's
+/// again when the reader has [released](Consumer::release) it.
+pub struct Span {
+    ring: Ring,
+    offset: usize,
+    length: usize,
+}
+
+impl Span {
+    /// Bytes of it.
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Whether it is of nothing.
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// Where so many bytes from `offset` on are, as long as the span lives; `None` if they are not
+    /// all inside. The other process accesses them at the same time.
+    pub fn at(&self, offset: usize, length: usize) -> Option<*mut u8> {
+        if offset.checked_add(length)? > self.length {
+            return None;
+        }
+        debug_assert!(self.offset + self.length <= DATA);
+        // SAFETY: spans are made of ranges of the data (`Producer::push_train`, `Consumer::next`), which
+        // are in the mapping, and this is inside of one.
+        let at = unsafe { (self.ring.mapping.base).add(self.ring.start + CONTROL + self.offset) };
+        // SAFETY: likewise.
+        Some(unsafe { at.add(offset) })
+    }
+}
+
+impl std::fmt::Debug for Span {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Span({} + {})", self.offset, self.length)
+    }
+}
+
+/// What was next in a ring.
+#[derive(Debug)]
+pub enum Record {
+    /// A frame of so many bytes.
+    Frame(usize),
+    /// Packets that go as one: so many bytes of headers, how much of the payload a packet has
+    /// (as a power of two), and the payload.
+    Train(usize, u8, Span),
+}
+
+impl Record {
+    /// Bytes that were copied out.
+    pub fn copied(&self) -> usize {
+        let (Self::Frame(length) | Self::Train(length, ..)) = self;
+        *length
+    }
+}
+
 /// With so much room a writer that waits is woken.
 pub const WAKE_ROOM: usize = DATA / 2;
 
@@ -241,29 +351,80 @@ impl Producer {
             return Ok(false);
         }
         let size = record(frame.len());
-        let at = (self.tail & MASK) as usize;
-        let to_end = DATA - at;
-        // A frame that does not fit in front of the end goes to the start.
+        let Some(skip) = self.make_room(size)? else {
+            return Ok(false);
+        };
+        let at = self.begin(skip, frame.len() as u32);
+        self.ring.store(at + PREFIX, frame);
+        self.end(skip + size, frame.len());
+        Ok(true)
+    }
+
+    /// Writes packets that go as one: their headers, and so much payload, of which a packet has
+    /// `1 << log_mtu` bytes. `fill` puts it where it is told, and says whether it could; `Ok(false)` if it
+    /// could not, if there is no room or something of no valid size.
+    pub fn push_train(
+        &mut self,
+        head: &[u8],
+        log_mtu: u8,
+        payload: usize,
+        fill: impl FnOnce(&Span) -> bool,
+    ) -> Result<bool, Broken> {
+        let length = TrainLength {
+            head: head.len(),
+            payload,
+            log_mtu,
+        };
+        if !length.is_valid() {
+            return Ok(false);
+        }
+        let size = train(payload);
+        let Some(skip) = self.make_room(size)? else {
+            return Ok(false);
+        };
+        // Nothing of it is there for the reader before the end.
+        let at = self.begin(skip, length.to_prefix());
+        self.ring.store(at + PREFIX, head);
+        let span = Span {
+            ring: self.ring.clone(),
+            offset: at + TRAIN_HEAD,
+            length: payload,
+        };
+        if !fill(&span) {
+            return Ok(false);
+        }
+        self.end(skip + size, head.len() + payload);
+        Ok(true)
+    }
+
+    /// How much is left unused in front of the end for something of this size, if there is room for it.
+    fn make_room(&mut self, size: usize) -> Result<Option<usize>, Broken> {
+        let to_end = DATA - (self.tail & MASK) as usize;
+        // What does not fit in front of the end goes to the start.
         let skip = if size > to_end { to_end } else { 0 };
         if self.free() < skip + size {
             self.look()?;
-            if self.free() < skip + size {
-                return Ok(false);
-            }
         }
+        Ok((self.free() >= skip + size).then_some(skip))
+    }
+
+    /// Writes a prefix behind what is left unused; returns where.
+    fn begin(&mut self, skip: usize, prefix: u32) -> usize {
+        let at = (self.tail & MASK) as usize;
         if skip > 0 {
             self.ring.prefix(at).store(0, Ordering::Relaxed);
         }
         let at = (at + skip) % DATA;
-        self.ring
-            .prefix(at)
-            .store(frame.len() as u32, Ordering::Relaxed);
-        self.ring.store(at + PREFIX, frame);
-        self.tail = self.tail.wrapping_add((skip + size) as u32);
+        self.ring.prefix(at).store(prefix, Ordering::Relaxed);
+        at
+    }
+
+    /// Shows the reader what was written.
+    fn end(&mut self, size: usize, bytes: usize) {
+        self.tail = self.tail.wrapping_add(size as u32);
         self.frames += 1;
-        self.bytes += frame.len() as u64;
+        self.bytes += bytes as u64;
         self.ring.word(TAIL).store(self.tail, Ordering::Release);
-        Ok(true)
     }
 
     /// Whether the reader sleeps and has to be woken for what was written since
@@ -296,7 +457,8 @@ impl Producer {
         Ok(true)
     }
 
-    /// Bytes that frames of any length may take now, each with its prefix and padding. Looks at
+    /// Bytes that frames of any length, and packets that go as one, may take now, each with its prefix and
+    /// padding. Looks at
     /// the reader's index only if it would be less than `enough`.
     pub fn room(&mut self, enough: usize) -> Result<usize, Broken> {
         if self.free() < enough + MAX_RECORD {
@@ -349,17 +511,17 @@ impl Consumer {
         self.tail == self.head
     }
 
-    /// Copies the next frame to the start of `buffer`, which has room for the
-    /// longest, and returns its length; `None` if all of what
+    /// Copies the next frame, or the headers of packets that go as one, to the start of `buffer`,
+    /// which has room for the longest, and returns what it is; `None` if all of what
     /// [`Consumer::look`] saw is read.
-    pub fn next(&mut self, buffer: &mut [u8]) -> Result<Option<usize>, Broken> {
+    pub fn next(&mut self, buffer: &mut [u8]) -> Result<Option<Record>, Broken> {
         let mut used = self.tail.wrapping_sub(self.head) as usize;
         if used == 0 {
             return Ok(None);
         }
         let mut at = (self.head & MASK) as usize;
-        let mut length = self.ring.prefix(at).load(Ordering::Relaxed) as usize;
-        if length == 0 {
+        let mut prefix = self.ring.prefix(at).load(Ordering::Relaxed);
+        if prefix == 0 {
             let skip = DATA - at;
             // The frame for which this was skipped comes with it.
             used = used.checked_sub(skip).ok_or(Broken)?;
@@ -368,15 +530,34 @@ impl Consumer {
             }
             self.head = self.head.wrapping_add(skip as u32);
             at = 0;
-            length = self.ring.prefix(0).load(Ordering::Relaxed) as usize;
+            prefix = self.ring.prefix(0).load(Ordering::Relaxed);
         }
-        let size = record(length.min(MAX_FRAME));
+        let of_train = TrainLength::from_prefix(prefix);
+        let length = of_train.map_or(prefix as usize, |train| train.head);
+        let size = match of_train {
+            Some(length) => train(length.payload),
+            None => record(length.min(MAX_FRAME)),
+        };
         if !(MIN_FRAME..=MAX_FRAME).contains(&length) || size > used || size > DATA - at {
             return Err(Broken);
         }
         self.ring.load(at + PREFIX, &mut buffer[..length]);
         self.head = self.head.wrapping_add(size as u32);
-        Ok(Some(length))
+        Ok(Some(match of_train {
+            Some(TrainLength {
+                head,
+                payload,
+                log_mtu,
+            }) => {
+                let span = Span {
+                    ring: self.ring.clone(),
+                    offset: at + TRAIN_HEAD,
+                    length: payload,
+                };
+                Record::Train(head, log_mtu, span)
+            }
+            None => Record::Frame(length),
+        }))
     }
 
     /// Gives back the room of what was read; `true` if the writer waits for it
@@ -438,9 +619,97 @@ mod tests {
     fn take(consumer: &mut Consumer) -> Result<Option<Vec<u8>>, Broken> {
         let mut buffer = [0; MAX_FRAME];
         consumer.look()?;
-        Ok(consumer
-            .next(&mut buffer)?
-            .map(|length| buffer[..length].to_vec()))
+        let record = consumer.next(&mut buffer)?;
+        Ok(record.map(|record| match record {
+            Record::Frame(length) => buffer[..length].to_vec(),
+            Record::Train(head, log_mtu, span) => {
+                let mut bytes = buffer[..head].to_vec();
+                bytes.push(log_mtu);
+                bytes.extend(contents(&span));
+                bytes
+            }
+        }))
+    }
+
+    fn contents(span: &Span) -> Vec<u8> {
+        let mut bytes = vec![0; span.len()];
+        span.ring.load(span.offset, &mut bytes);
+        bytes
+    }
+
+    /// Packets that go as one, and what [`take`] makes of them.
+    fn push_train(
+        producer: &mut Producer,
+        number: u32,
+        head: usize,
+        payload: usize,
+    ) -> Option<Vec<u8>> {
+        let head = frame(number, head);
+        let mut bytes = frame(number, payload.max(MIN_FRAME));
+        bytes.truncate(payload);
+        let log_mtu = 8 + number as u8 % 5;
+        let fill = |span: &Span| {
+            assert_eq!(span.len(), payload);
+            span.ring.store(span.offset, &bytes);
+            true
+        };
+        let pushed = producer.push_train(&head, log_mtu, payload, fill);
+        pushed
+            .unwrap()
+            .then(|| [&head[..], &[log_mtu], &bytes].concat())
+    }
+
+    #[test]
+    fn packets_that_go_as_one_are_of_valid_sizes() {
+        let (mut producer, mut consumer, _) = pair();
+        let mut push = |head, log_mtu, payload, filled| {
+            producer
+                .push_train(&vec![0; head], log_mtu, payload, |_| filled)
+                .unwrap()
+        };
+        for (head, log_mtu, payload) in [
+            (MIN_FRAME - 1, 12, 1),
+            (MAX_HEAD + 1, 12, 1),
+            (60, 7, 1),
+            (60, 13, 1),
+            (60, 12, 0),
+            (60, 12, MAX_TRAIN + 1),
+        ] {
+            assert!(
+                !push(head, log_mtu, payload, true),
+                "{head} {log_mtu} {payload}"
+            );
+        }
+        assert!(
+            !push(60, 12, MAX_TRAIN, false),
+            "there was nothing to fill it with"
+        );
+        assert_eq!(take(&mut consumer), Ok(None));
+        for (head, payload) in [(MIN_FRAME, 1), (MAX_HEAD, MAX_TRAIN)] {
+            let pushed = push_train(&mut producer, 9, head, payload).unwrap();
+            assert_eq!(take(&mut consumer), Ok(Some(pushed)));
+        }
+    }
+
+    #[test]
+    fn nothing_is_outside_of_a_span() {
+        let (mut producer, _, _) = pair();
+        let fill = |span: &Span| {
+            assert!(span.at(0, 100).is_some() && span.at(100, 0).is_some());
+            for (offset, length) in [
+                (0, 101),
+                (1, 100),
+                (101, 0),
+                (usize::MAX, 1),
+                (1, usize::MAX),
+            ] {
+                assert!(span.at(offset, length).is_none(), "{offset} {length}");
+            }
+            let between = span.at(99, 1).unwrap() as usize - span.at(0, 1).unwrap() as usize;
+            assert_eq!(between, 99);
+            true
+        };
+        assert_eq!(producer.push_train(&[0; 60], 12, 100, fill), Ok(true));
     }
 
     #[test]
@@ -475,7 +744,8 @@ mod tests {
         consumer.look().unwrap();
         let mut woken = false;
         for number in 0..pushed {
-            assert_eq!(consumer.next(&mut buffer), Ok(Some(4000)));
+            let record = consumer.next(&mut buffer).unwrap();
+            assert!(matches!(record, Some(Record::Frame(4000))), "{record:?}");
             assert_eq!(buffer[..4], number.to_le_bytes());
             let must = consumer.release();
             assert!(!(must && woken), "woken twice");
@@ -495,6 +765,13 @@ mod tests {
             let (mut producer, mut consumer, _) = pair();
             for step in 0..200 {
                 let mut room = producer.room(DATA).unwrap();
+                if step % 3 == 0 {
+                    // As it costs that which sends packets: each with its headers.
+                    if let Some(left) = room.checked_sub(length.div_ceil(256) * (256 + 128)) {
+                        room = left;
+                        assert!(push_train(&mut producer, step, 60, length).is_some());
+                    }
+                }
                 while let Some(left) = room.checked_sub(length + ALIGN + PREFIX) {
                     room = left;
                     assert_eq!(producer.push(&frame(step, length)), Ok(true));
@@ -539,6 +816,14 @@ mod tests {
             producer.ring.word(TAIL).store(tail, Ordering::Relaxed);
             assert_eq!(take(&mut consumer), Err(Broken), "{tail:#x}");
         }
+        let told = |log_mtu, head, payload| {
+            TrainLength {
+                head,
+                payload,
+                log_mtu,
+            }
+            .to_prefix()
+        };
         // Lengths that make no sense, or reach beyond what was written.
         for length in [
             1,
@@ -548,6 +833,15 @@ mod tests {
             MAX_FRAME as u32,
             MAX_FRAME as u32 + 1,
             u32::MAX,
+            // Packets that go as one: too short or too long headers, packets that nobody makes, no
+            // payload, too much of it, and more than was written.
+            told(12, 13, 1),
+            told(12, 125, 1),
+            told(7, 60, 1),
+            told(13, 60, 1),
+            told(12, 60, 0),
+            told(12, 60, MAX_TRAIN + 1),
+            told(12, 60, 1),
         ] {
             let (producer, mut consumer, _) = pair();
             producer.ring.prefix(0).store(length, Ordering::Relaxed);
@@ -625,8 +919,8 @@ mod tests {
         let mut expected = 0;
         while expected < COUNT {
             consumer.look().unwrap();
-            while let Some(length) = consumer.next(&mut buffer).unwrap() {
-                assert_eq!(length, 14 + expected as usize % 1500);
+            while let Some(record) = consumer.next(&mut buffer).unwrap() {
+                assert_eq!(record.copied(), 14 + expected as usize % 1500);
                 assert_eq!(buffer[..4], expected.to_le_bytes());
                 expected += 1;
             }
@@ -645,14 +939,22 @@ mod tests {
     proptest! {
         #[test]
         fn every_frame_arrives_once_and_in_order(
-            steps in proptest::collection::vec((any::<bool>(), MIN_FRAME..=MAX_FRAME), 1..400),
+            steps in proptest::collection::vec(
+                (any::<bool>(), MIN_FRAME..=MAX_FRAME, proptest::option::of(1..=MAX_TRAIN)),
+                1..400,
+            ),
         ) {
             let (mut producer, mut consumer, _) = pair();
             let mut waiting = VecDeque::new();
-            for (number, (write, length)) in steps.into_iter().enumerate() {
+            for (number, (write, length, payload)) in steps.into_iter().enumerate() {
                 if write {
                     // Several at a time, so that the ring fills and wraps.
                     for _ in 0..8 {
+                        if let Some(payload) = payload {
+                            let head = MIN_FRAME + length % (MAX_HEAD - MIN_FRAME);
+                            waiting.extend(push_train(&mut producer, number as u32, head, payload));
+                            continue;
+                        }
                         let frame = frame(number as u32, length);
                         if producer.push(&frame).unwrap() {
                             waiting.push_back(frame);
@@ -675,7 +977,10 @@ mod tests {
         #[test]
         fn whatever_is_in_the_ring_does_no_harm(
             words in proptest::collection::vec((0usize..DATA / 4, any::<u32>()), 0..64),
-            lengths in proptest::collection::vec(any::<u16>(), 0..64),
+            lengths in proptest::collection::vec(
+                prop_oneof![any::<u16>().prop_map(u32::from), any::<u32>()],
+                0..64,
+            ),
             tail in any::<u32>(),
         ) {
             let (producer, mut consumer, _) = pair();
@@ -683,18 +988,24 @@ mod tests {
                 producer.ring.store(at * 4, &value.to_ne_bytes());
             }
             for (at, length) in lengths.into_iter().enumerate() {
-                producer.ring.prefix(at * ALIGN).store(length.into(), Ordering::Relaxed);
+                producer.ring.prefix(at * ALIGN).store(length, Ordering::Relaxed);
             }
             producer.ring.word(TAIL).store(tail & !(ALIGN as u32 - 1) & (2 * MASK + 1), Ordering::Relaxed);
             let mut buffer = [0; MAX_FRAME];
             if consumer.look().is_ok() {
                 for _ in 0..DATA / ALIGN + 1 {
                     match consumer.next(&mut buffer) {
-                        Ok(Some(length)) => prop_assert!(length <= MAX_FRAME),
+                        Ok(Some(Record::Train(head, log_mtu, span))) => {
+                            prop_assert!(head <= MAX_HEAD && (8..=12).contains(&log_mtu));
+                            prop_assert!(span.offset + span.len() <= DATA);
+                            contents(&span);
+                        }
+                        Ok(Some(Record::Frame(length))) => prop_assert!(length <= MAX_FRAME),
                         _ => break,
                     }
                 }
-                prop_assert_ne!(consumer.next(&mut buffer).ok().flatten(), Some(0));
+                let next = consumer.next(&mut buffer).ok().flatten();
+                prop_assert!(next.is_none_or(|record| record.copied() != 0));
             }
         }
     }

@@ -36,7 +36,7 @@ const NEAREST_BRIDGE: [u8; 6] = [0x01, 0x80, 0xc2, 0, 0, 0x0e];
 /// The first of the Ethernet types for local experiments.
 const ETHERTYPE: [u8; 2] = [0x88, 0xb5];
 /// What tells these messages from other experiments, and their version.
-const MAGIC: [u8; 5] = *b"FeSC\x04";
+const MAGIC: [u8; 5] = *b"FeSC\x05";
 /// All messages have the length of the shortest Ethernet frame.
 const LENGTH: usize = 60;
 /// Frames between two ports before they get a shortcut.

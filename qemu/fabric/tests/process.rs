@@ -8,7 +8,7 @@ mod users;
 use common::{stop, until, DEADLINE};
 use ferrite_fabric::descriptors::{self, Receiver};
 use ferrite_fabric::framing::{Reader, Writer};
-use ferrite_fabric::ring::{self, Consumer, Producer};
+use ferrite_fabric::ring::{self, Consumer, Producer, Record};
 use ferrite_fabric::shortcut::{is_message, Message, ShortcutId};
 use ferrite_fabric::switch::Mac;
 use rustix::process::{kill_process, Signal};
@@ -1320,7 +1320,8 @@ fn devices_share_memory_until_somebody_wants_to_see_the_frames() {
     assert!(producer.push(&roce(2, 1)).unwrap());
     producer.must_wake();
     consumer.look().unwrap();
-    assert_eq!(consumer.next(&mut vec![0; 1 << 16]), Ok(Some(100)));
+    let record = consumer.next(&mut vec![0; 1 << 16]).unwrap();
+    assert!(matches!(record, Some(Record::Frame(100))), "{record:?}");
     let stats = fabric.control(r#"{"cmd":"stats"}"#);
     assert_eq!(stats["ports"][0]["shortcuts"]["rx_frames"], 1);
     assert_eq!(stats["ports"][1]["shortcuts"]["tx_bytes"], 100);

@@ -93,4 +93,5 @@ pub const REASONS: &[(&str, &str)] = &[
     ("DEV-22-14", OF_SEVERAL),
     ("DEV-22-15", OF_SEVERAL),
     ("DEV-22-16", OF_SEVERAL),
+    ("DEV-22-17", OF_SEVERAL),
 ];
