@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 
-//! Frames from the wire: a peer says what it likes to queue pairs that expect one, and have asked
-//! it for something.
+//! Frames from the wire, and of a neighbour: a peer says what it likes to queue pairs that expect one, and
+//! have asked it for something.
 
 use crate::machine::{Machine, EXTENDED, PSN, SHARED_EXTENDED, TO_PEER, UNRELIABLE, VICTIMS};
 use crate::machine::{DATAGRAM, OWN};
 use crate::Input;
 use ferrite_abi::*;
 use ferrite_engine::roce::{icrc, psn_add, Bth};
-use ferrite_engine::testing::SendWork;
+use ferrite_engine::testing::{passing, Inside, SendWork};
+use ferrite_fabric::ring::MAX_TRAIN;
 
 /// Frames of one input.
 const STEPS: usize = 64;
@@ -114,10 +115,21 @@ fn step(machine: &mut Machine, input: &mut Input<'_>) {
             machine.node.receive(&bytes);
         }
         10 => {
-            // Whole, but cut off.
             let mut frame = frame(machine, input);
-            frame.truncate(usize::from(input.u8()));
-            machine.node.receive(&frame);
+            let cut = input.u8();
+            if cut & 0x80 != 0 {
+                // Packets in a row of a neighbour that shares memory, which that has checked.
+                let length = 1 + input.number() as usize % MAX_TRAIN;
+                let inside = Inside {
+                    frame,
+                    loan: Some(passing(8 + cut % 5, vec![0x5a; length])),
+                };
+                machine.node.receive_inside(&inside);
+            } else {
+                // Whole, but cut off.
+                frame.truncate(cut.into());
+                machine.node.receive(&frame);
+            }
         }
         11 => {
             // Somebody here waits for an answer.

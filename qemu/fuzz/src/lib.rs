@@ -6,7 +6,8 @@
 //! Each [target](TARGETS) makes a device (or a switch, or a ring), does what the bytes say, and
 //! looks whether it stands. A panic is a finding; so is one that a target makes itself where
 //! something has changed, or has left, that should not have. Any bytes are an input, the same
-//! bytes do the same, and what is short does little.
+//! bytes do the same (but for `functions`, where two machines and their devices run at once), and
+//! what is short does little.
 //!
 //! The targets are run by libFuzzer, which looks for inputs that reach new code (`make fuzz`;
 //! `libfuzzer/` has the programs, which `cargo fuzz` takes too), and by the tests of this crate:
@@ -16,6 +17,7 @@ mod channels;
 mod control;
 pub mod driver;
 mod frames;
+mod functions;
 mod guard;
 mod guest;
 mod input;
@@ -33,7 +35,7 @@ pub use input::Input;
 pub type Target = fn(&[u8]);
 
 /// All targets.
-pub const TARGETS: [(&str, Target); 10] = [
+pub const TARGETS: [(&str, Target); 11] = [
     ("registers", guest::registers),
     ("commands", guest::commands),
     ("requests", requests::requests),
@@ -42,6 +44,7 @@ pub const TARGETS: [(&str, Target); 10] = [
     ("channels", channels::channels),
     ("raw", raw::raw),
     ("vfio", vfio::vfio),
+    ("functions", functions::functions),
     ("shortcuts", shortcuts::shortcuts),
     ("control", control::control),
 ];

@@ -6,10 +6,11 @@
 use crate::secret::Secret;
 use crate::Input;
 use ferrite_device::function::Function;
+use ferrite_device::guest_memory::Passing;
 use ferrite_device::interrupts::Kinds;
-use ferrite_engine::Config;
+use ferrite_engine::{Config, Loan};
 use ferrite_fabric::framing::{Reader, MAX_FRAME, MIN_FRAME};
-use ferrite_fabric::ring::{self, Consumer, Producer, DATA};
+use ferrite_fabric::ring::{self, Consumer, Producer, Record, DATA, MAX_HEAD, MAX_TRAIN};
 use ferrite_fabric::shortcut::{is_message, Action, Broker, Message, MAX_SHORTCUTS};
 use ferrite_fabric::switch::{Mac, PortId};
 use ferrite_fabric::wake;
@@ -17,6 +18,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 
 const STEPS: usize = 128;
 const MAC: Mac = Mac([2, 0xfe, 0, 0, 0, 1]);
@@ -28,7 +30,7 @@ const HEAD: u64 = 64;
 const RING: u64 = CONTROL + DATA as u64;
 
 /// Writes into the memory of two rings what the input says: indices, lengths, anything.
-fn poke(memory: &OwnedFd, input: &mut Input<'_>) {
+pub(crate) fn poke(memory: &OwnedFd, input: &mut Input<'_>) {
     let ring = u64::from(input.u8() & 1) * RING;
     let (at, bytes) = match input.u8() % 6 {
         0 | 1 => (TAIL, (input.number() as u32).to_ne_bytes().to_vec()),
@@ -78,8 +80,20 @@ fn rings(input: &mut Input<'_>, secret: &Secret) {
                 let _ = consumer.look();
             }
             4 => match consumer.next(&mut buffer) {
-                Ok(Some(length)) => {
+                Ok(Some(record)) => {
+                    let length = record.copied();
                     assert!((MIN_FRAME..=MAX_FRAME).contains(&length), "{length}");
+                    if let Record::Train(head, log_mtu, span) = record {
+                        assert!(head <= MAX_HEAD && (8..=12).contains(&log_mtu));
+                        assert!((1..=MAX_TRAIN).contains(&span.len()));
+                        let payload = Arc::new(Passing(span));
+                        let loan = Loan::passing(log_mtu, &payload, payload.0.len());
+                        let held = loan.hold().expect("no lease");
+                        assert_eq!(
+                            held.data().bytes().map(|bytes| bytes.len()),
+                            Some(loan.len())
+                        );
+                    }
                     // What is behind it stays what it was.
                     let whole = secret.fill(MAX_FRAME + 64);
                     assert_eq!(buffer[length..], whole[length..]);
@@ -90,7 +104,13 @@ fn rings(input: &mut Input<'_>, secret: &Secret) {
             },
             5 => {
                 let length = input.number() as usize % (MAX_FRAME + 10);
-                if producer.push(&vec![0x5a; length]).is_err() {
+                let pushed = if length % 2 == 0 {
+                    producer.push(&vec![0x5a; length])
+                } else {
+                    let (head, log_mtu) = (length % 130, (length % 16) as u8);
+                    producer.push_train(&vec![0x5a; head], log_mtu, length * 5, |_| length % 7 != 0)
+                };
+                if pushed.is_err() {
                     return;
                 }
                 producer.must_wake();

@@ -108,6 +108,11 @@ fn vfio_user_messages_reach_nothing_that_is_not_mapped() {
 }
 
 #[test]
+fn functions_of_an_adapter_reach_nothing_of_each_other_that_was_let_go_of() {
+    try_target("functions");
+}
+
+#[test]
 fn neighbours_and_switches_of_any_kind_leave_shortcuts_standing() {
     try_target("shortcuts");
 }
