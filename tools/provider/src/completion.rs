@@ -7,6 +7,7 @@ use ferrite_abi::{
     COMPLETION_SRQ,
 };
 
+use crate::cq_ring::Written;
 use crate::qp::Qp;
 use crate::srq::Srq;
 use crate::sys::*;
@@ -16,47 +17,97 @@ use crate::table::NumberTable;
 #[derive(Clone, Copy)]
 pub(crate) struct Completion {
     pub(crate) entry: CompletionEntry,
-    pub(crate) wr_id: u64,
-    pub(crate) opcode: ibv_wc_opcode,
+    pub(crate) finished: Finished,
 }
 
 impl Completion {
-    pub(crate) fn none() -> Self {
+    #[inline]
+    pub(crate) fn new(entry: &Written<'_>, finished: Finished) -> Self {
         Self {
-            entry: CompletionEntry::zeroed(),
-            wr_id: 0,
-            opcode: 0,
+            entry: entry.copy(),
+            finished,
         }
     }
 
-    /// Immediate data in wire order, or the invalidated rkey, with the flag that says which. The
-    /// verbs have one place for both: of an entry with both, the rkey is not told.
-    fn immediate_or_rkey(&self) -> (u32, u32) {
-        if self.entry.flags & COMPLETION_IMMEDIATE != 0 {
-            // Four bytes are all that an operation of the verbs brings along.
-            (self.entry.immediate as u32, IBV_WC_WITH_IMM)
-        } else if self.entry.flags & COMPLETION_INVALIDATED != 0 {
-            (self.entry.tag, IBV_WC_WITH_INV)
-        } else {
-            (0, 0)
+    pub(crate) fn none() -> Self {
+        Self {
+            entry: CompletionEntry::zeroed(),
+            finished: Finished {
+                wr_id: 0,
+                opcode: 0,
+            },
         }
     }
 
     /// What `ibv_wc` has for immediate data or the invalidated rkey.
     pub(crate) fn imm_data(&self) -> __be32 {
-        self.immediate_or_rkey().0
+        self.immediate_and_flags().0
     }
 
     /// `ibv_wc_flags` of the entry.
     pub(crate) fn wc_flags(&self) -> u32 {
-        let (_, mut flags) = self.immediate_or_rkey();
-        if self.entry.flags & COMPLETION_GRH != 0 {
-            flags |= IBV_WC_GRH;
+        self.immediate_and_flags().1
+    }
+
+    fn immediate_and_flags(&self) -> (__be32, u32) {
+        let entry = &self.entry;
+        immediate_and_flags(entry.flags, || entry.immediate, || entry.tag)
+    }
+}
+
+/// What `ibv_wc` has for immediate data (in wire order) or the invalidated rkey, and `ibv_wc_flags`, which
+/// say which of the two it is. The verbs have one place for both: of an entry with both, the rkey is not
+/// told.
+#[inline]
+pub(crate) fn immediate_and_flags(
+    flags: u16,
+    immediate: impl FnOnce() -> u64,
+    tag: impl FnOnce() -> u32,
+) -> (__be32, u32) {
+    const TOLD: u16 =
+        COMPLETION_IMMEDIATE | COMPLETION_INVALIDATED | COMPLETION_GRH | COMPLETION_CHECKSUM;
+    if flags & TOLD == 0 {
+        return (0, 0);
+    }
+    let (value, mut told) = if flags & COMPLETION_IMMEDIATE != 0 {
+        // Four bytes are all that an operation of the verbs brings along.
+        (immediate() as u32, IBV_WC_WITH_IMM)
+    } else if flags & COMPLETION_INVALIDATED != 0 {
+        (tag(), IBV_WC_WITH_INV)
+    } else {
+        (0, 0)
+    };
+    if flags & COMPLETION_GRH != 0 {
+        told |= IBV_WC_GRH;
+    }
+    if flags & COMPLETION_CHECKSUM != 0 {
+        told |= IBV_WC_IP_CSUM_OK;
+    }
+    (value, told)
+}
+
+/// What a work request was that an entry says is done.
+#[derive(Clone, Copy)]
+pub(crate) struct Finished {
+    pub(crate) wr_id: u64,
+    pub(crate) opcode: ibv_wc_opcode,
+}
+
+/// A queue pair that was found by its number, to be found again without the table.
+pub(crate) struct Last {
+    qpn: u32,
+    qp: *const Qp,
+}
+
+// SAFETY: who follows the pointer has its own reasons (`QueuesByNumber::resolve`).
+unsafe impl Send for Last {}
+
+impl Last {
+    pub(crate) fn none() -> Self {
+        Self {
+            qpn: 0,
+            qp: core::ptr::null(),
         }
-        if self.entry.flags & COMPLETION_CHECKSUM != 0 {
-            flags |= IBV_WC_IP_CSUM_OK;
-        }
-        flags
     }
 }
 
@@ -78,41 +129,79 @@ impl QueuesByNumber {
         }
     }
 
-    /// Makes a completion of an entry, and frees the room of its work request; nothing, if nobody
-    /// knows its queue pair.
+    /// A queue pair is not found for the completion queue `home` any more, whose lock the caller holds.
+    pub(crate) fn leave(&self, qp: &Qp, home: *const ibv_cq) {
+        // SAFETY: the table lives (`new`).
+        unsafe { (*self.queue_pairs).leave(qp.qpn, qp, home) };
+    }
+
+    /// As [`QueuesByNumber::leave`], of an XRC SRQ.
+    pub(crate) fn leave_xrc_srq(&self, srq: &Srq, home: *const ibv_cq) {
+        // SAFETY: the table lives (`new`).
+        unsafe { (*self.xrc_srqs).leave(srq.srqn, srq, home) };
+    }
+
+    /// Finds what an entry of the completion queue `home` says is done, and frees the room of its work
+    /// request; nothing, if it names nothing whose completions come there.
     ///
     /// # Safety
     ///
-    /// The caller holds the lock of the completion queue that the entry is of. Whoever destroys a queue
-    /// pair or an XRC SRQ drops its entries under that lock before it frees it, so that what is found
-    /// here is allocated.
-    #[inline]
-    pub(crate) unsafe fn resolve(&self, entry: CompletionEntry) -> Option<Completion> {
-        if is_shared_receive(&entry) {
+    /// The caller holds the lock of `home`, which `last` is of. Whoever destroys a queue pair or an XRC
+    /// SRQ drops its entries and `last` and has it leave `home`, all while it holds that lock once, before
+    /// it frees it: what is found here is allocated, and so is what was found since.
+    #[inline(always)]
+    pub(crate) unsafe fn resolve(
+        &self,
+        entry: &Written<'_>,
+        last: &mut Last,
+        home: *const ibv_cq,
+    ) -> Option<Finished> {
+        let (qpn, flags) = (entry.qpn(), entry.flags());
+        let shared = flags & SHARED_RECEIVE == SHARED_RECEIVE;
+        if shared {
             // SAFETY: the tables live (`new`); the SRQ does, as the caller holds the lock.
-            if let Some(srq) = unsafe { (*self.xrc_srqs).get(entry.srqn).as_ref() } {
+            if let Some(srq) = unsafe { (*self.xrc_srqs).get(entry.srqn(), home).as_ref() } {
                 // The queue pair may be another process's.
-                return Some(received(entry, srq.done(entry.index)));
+                return Some(received(entry, srq.done(entry.index())));
             }
         }
-        // SAFETY: the tables live (`new`); the queue pair does, as the caller holds the lock.
-        let qp = unsafe { (*self.queue_pairs).get(entry.qpn).as_ref() }?;
-        Some(resolve(qp, entry))
+        if last.qpn != qpn || last.qp.is_null() {
+            // SAFETY: the table lives (`new`).
+            let qp = unsafe { (*self.queue_pairs).get(qpn, home) };
+            *last = Last { qpn, qp };
+        }
+        // SAFETY: it is null, or was found for `home`, which it has not left since, or else nothing were
+        // remembered: the queue pair lives, as the caller holds the lock.
+        let qp = unsafe { last.qp.as_ref() }?;
+        let index = entry.index();
+        Some(if flags & COMPLETION_RECEIVE == 0 {
+            let (wr_id, opcode) = qp.send_done(index);
+            Finished { wr_id, opcode }
+        } else {
+            let wr_id = match qp.srq() {
+                Some(srq) => srq.done(index),
+                None => qp.receive_done(index),
+            };
+            received(entry, wr_id)
+        })
     }
 }
+
+/// Flags of a receive from an SRQ.
+const SHARED_RECEIVE: u16 = COMPLETION_RECEIVE | COMPLETION_SRQ;
 
 /// Whether an entry is of a receive from an SRQ.
 #[inline]
 pub(crate) fn is_shared_receive(entry: &CompletionEntry) -> bool {
-    entry.flags & COMPLETION_RECEIVE != 0 && entry.flags & COMPLETION_SRQ != 0
+    entry.flags & SHARED_RECEIVE == SHARED_RECEIVE
 }
 
-/// A completion of a receive.
-fn received(entry: CompletionEntry, wr_id: u64) -> Completion {
-    Completion {
-        entry,
+/// A receive that is done.
+#[inline]
+fn received(entry: &Written<'_>, wr_id: u64) -> Finished {
+    Finished {
         wr_id,
-        opcode: if entry.opcode == CompletionOpcode::ReceiveWrite.number() {
+        opcode: if entry.opcode() == CompletionOpcode::ReceiveWrite.number() {
             IBV_WC_RECV_RDMA_WITH_IMM
         } else {
             IBV_WC_RECV
@@ -120,36 +209,18 @@ fn received(entry: CompletionEntry, wr_id: u64) -> Completion {
     }
 }
 
-/// Adds what the queue pair remembers of the work request, and frees its room.
-#[inline]
-fn resolve(qp: &Qp, entry: CompletionEntry) -> Completion {
-    if entry.flags & COMPLETION_RECEIVE != 0 {
-        let wr_id = match qp.srq() {
-            Some(srq) => srq.done(entry.index),
-            None => qp.receive_done(entry.index),
-        };
-        received(entry, wr_id)
-    } else {
-        let (wr_id, opcode) = qp.send_done(entry.index);
-        Completion {
-            entry,
-            wr_id,
-            opcode,
-        }
-    }
-}
-
 /// The service level of a received datagram. On Ethernet there is none; devices tell in its
 /// place what the routing header is (IBTA annex 17, A17.4.5.1: a flag for IPv4, IPv6 or none), and
 /// programs look for it there: UCX finds a datagram's destination by it.
-pub(crate) fn service_level(entry: &CompletionEntry) -> u8 {
+#[inline]
+pub(crate) fn service_level(flags: u16) -> u8 {
     /// UDP is below the transport header.
     const UDP: u8 = 1 << 3;
     const IPV6: u8 = 1;
     const IPV4: u8 = 2;
-    if entry.flags & COMPLETION_GRH == 0 {
+    if flags & COMPLETION_GRH == 0 {
         0
-    } else if entry.flags & COMPLETION_IPV6 != 0 {
+    } else if flags & COMPLETION_IPV6 != 0 {
         UDP | IPV6
     } else {
         UDP | IPV4

@@ -11,7 +11,7 @@ use ferrite_abi::{
     CompletionDoorbell, Plain, UverbsCqResponse, COMPLETION_SRQ, DOORBELL_COMPLETION,
 };
 
-use crate::completion::{is_shared_receive, service_level, QueuesByNumber};
+use crate::completion::{immediate_and_flags, is_shared_receive, service_level, QueuesByNumber};
 use crate::context::Context;
 use crate::cq_ring::{CqRing, CqState};
 use crate::fail;
@@ -20,6 +20,7 @@ use crate::memory::{Doorbells, SpinGuard, SpinLock};
 use crate::object::{self, or_null};
 use crate::private::*;
 use crate::qp::Qp;
+use crate::srq::Srq;
 use crate::sys::*;
 
 /// A completion queue.
@@ -91,15 +92,34 @@ impl Cq {
         &self.tables
     }
 
-    /// Drops the completions of an XRC SRQ.
-    pub(crate) fn forget_xrc_srq(&self, srqn: u32) {
-        self.lock()
-            .clean(|entry| is_shared_receive(entry) && entry.srqn == srqn);
+    /// As the table of queues knows it.
+    pub(crate) fn home(&self) -> *const ibv_cq {
+        ptr::from_ref(self).cast()
     }
 
-    /// Drops the completions of a queue pair.
+    /// Drops the completions of an XRC SRQ that goes. What the device writes of it from here on finds
+    /// nothing: no entry may come between the two, or the SRQ would be found when it is freed.
+    pub(crate) fn leave_xrc_srq(&self, srq: &Srq) {
+        let mut state = self.lock();
+        state.clean(|entry| is_shared_receive(entry) && entry.srqn == srq.srqn);
+        self.tables.leave_xrc_srq(srq, self.home());
+    }
+
+    /// Drops the completions of a queue pair that goes. What the device writes of it from here on finds
+    /// nothing: no entry may come between the two, or the queue pair would be remembered when it is freed.
+    pub(crate) fn leave(&self, qp: &Qp) {
+        let mut state = self.lock();
+        Self::clean(&mut state, qp);
+        self.tables.leave(qp, self.home());
+    }
+
+    /// Drops the completions of a queue pair, which stays.
     pub(crate) fn forget(&self, qp: &Qp) {
-        self.lock().clean(|entry| {
+        Self::clean(&mut self.lock(), qp);
+    }
+
+    fn clean(state: &mut CqState, qp: &Qp) {
+        state.clean(|entry| {
             let ours = entry.qpn == qp.qpn;
             if let (true, true, Some(srq)) = (ours, entry.flags & COMPLETION_SRQ != 0, qp.srq()) {
                 // Nobody will know that it is done, but its number is free.
@@ -261,29 +281,30 @@ pub(crate) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
 pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, wc: *mut ibv_wc) -> c_int {
     // SAFETY: the consumer passes a live queue.
     let cq = unsafe { Cq::of(cq) };
-    let tables = cq.tables();
+    let (tables, home) = (cq.tables(), cq.home());
     let mut state = cq.state.lock();
     let before = state.consumer;
     let mut polled = 0;
     while polled < count {
-        let Some(completion) = state.next(tables) else {
+        let Some((entry, finished)) = state.next(tables, home) else {
             break;
         };
-        let entry = &completion.entry;
+        let flags = entry.flags();
+        let (imm_data, wc_flags) = immediate_and_flags(flags, || entry.immediate(), || entry.tag());
         // SAFETY: the consumer's array has `count` elements, of which this is one.
         let wc = unsafe { &mut *wc.add(polled as usize) };
-        wc.wr_id = completion.wr_id;
-        wc.status = u32::from(entry.status);
-        wc.opcode = completion.opcode;
-        wc.vendor_err = entry.vendor_syndrome;
-        wc.byte_len = entry.byte_count;
-        wc.__bindgen_anon_1.imm_data = completion.imm_data();
-        wc.qp_num = entry.qpn;
-        wc.src_qp = entry.source_qpn;
-        wc.wc_flags = completion.wc_flags();
-        wc.pkey_index = entry.pkey_index;
+        wc.wr_id = finished.wr_id;
+        wc.status = u32::from(entry.status());
+        wc.opcode = finished.opcode;
+        wc.vendor_err = entry.vendor_syndrome();
+        wc.byte_len = entry.byte_count();
+        wc.__bindgen_anon_1.imm_data = imm_data;
+        wc.qp_num = entry.qpn();
+        wc.src_qp = entry.source_qpn();
+        wc.wc_flags = wc_flags;
+        wc.pkey_index = entry.pkey_index();
         wc.slid = 0;
-        wc.sl = service_level(entry);
+        wc.sl = service_level(flags);
         wc.dlid_path_bits = 0;
         polled += 1;
     }
@@ -366,12 +387,16 @@ pub(crate) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int 
 pub(crate) mod tests {
     use super::*;
     use crate::cq_ring::tests::{state, write};
-    use crate::srq::Srq;
-    use crate::table::{Inserted, NumberTable};
+    use crate::table::{Homes, Inserted, NumberTable};
     use crate::testing::{self, Page, Shared};
     use ferrite_abi::CompletionEntry;
 
     impl Cq {
+        /// Of a queue whose completions all come to this.
+        pub(crate) fn homes(&self) -> Homes {
+            [self.home().cast_mut(), ptr::null_mut()]
+        }
+
         /// Writes an entry as the device does.
         pub(crate) fn complete(&self, index: u32, entry: CompletionEntry) {
             self.state.lock().ring.rewrite(index, entry);
@@ -416,7 +441,10 @@ pub(crate) mod tests {
         let cq = alone(8, page.doorbells(), &table, &srqs);
         let mut qp = testing::rc(&testing::cap(8, 8, 1, 1, 0), page.doorbells());
         let qpn = qp.qpn;
-        assert_eq!(table.insert(qpn, &raw mut *qp), Ok(Inserted::Yes));
+        assert_eq!(
+            table.insert(qpn, &raw mut *qp, cq.homes()),
+            Ok(Inserted::Yes)
+        );
         let raw: *mut ibv_cq = ptr::from_ref(&*cq).cast_mut().cast();
         for index in 0..3 {
             write(&cq.state.lock(), index, qpn);
@@ -444,6 +472,100 @@ pub(crate) mod tests {
         assert_eq!(armed(&page).seen, 3);
     }
 
+    /// A device that names a queue pair or an XRC SRQ in a completion queue that is not its own, or
+    /// after it has gone from there, has nothing found: who destroys it knows of its own alone.
+    #[test]
+    fn a_queue_is_found_by_its_own_completion_queues_as_long_as_it_is_theirs() {
+        let mut page = Page::new();
+        let (table, srqs) = (NumberTable::new().unwrap(), NumberTable::new().unwrap());
+        let [own, foreign] = [(); 2].map(|()| alone(8, page.doorbells(), &table, &srqs));
+        let poll = |cq: &Cq, entry: CompletionEntry| {
+            let consumer = cq.state.lock().consumer;
+            cq.complete(consumer, entry);
+            let raw = ptr::from_ref(cq).cast_mut().cast();
+            // SAFETY: the queue lives, and there is room for one.
+            let found = unsafe { poll_cq(raw, 1, &mut ibv_wc::default()) };
+            assert_eq!(cq.state.lock().shown(), consumer + 1);
+            found
+        };
+        let mut qp = testing::rc(&testing::cap(8, 8, 1, 1, 0), page.doorbells());
+        assert_eq!(
+            table.insert(qp.qpn, &raw mut *qp, own.homes()),
+            Ok(Inserted::Yes)
+        );
+        let mut srq = crate::srq::tests::srq(8, &mut page).unwrap();
+        assert_eq!(
+            srqs.insert(srq.srqn, &raw mut *srq, own.homes()),
+            Ok(Inserted::Yes)
+        );
+        let of_qp = CompletionEntry {
+            qpn: qp.qpn,
+            ..CompletionEntry::zeroed()
+        };
+        // Its queue pair is another process's.
+        let of_srq = CompletionEntry {
+            qpn: 0x99,
+            srqn: srq.srqn,
+            flags: ferrite_abi::COMPLETION_RECEIVE | COMPLETION_SRQ,
+            ..CompletionEntry::zeroed()
+        };
+        for entry in [of_qp, of_srq] {
+            assert_eq!((poll(&foreign, entry), poll(&own, entry)), (0, 1));
+        }
+        own.leave(&qp);
+        own.leave_xrc_srq(&srq);
+        // They are in the tables still, where another thread may be just now.
+        for entry in [of_qp, of_srq] {
+            assert_eq!((poll(&foreign, entry), poll(&own, entry)), (0, 0));
+        }
+        table.remove(qp.qpn, &*qp);
+        srqs.remove(srq.srqn, &*srq);
+        // It would be remembered, and its memory written to.
+        drop((qp, srq));
+        for entry in [of_qp, of_srq] {
+            assert_eq!((poll(&foreign, entry), poll(&own, entry)), (0, 0));
+        }
+    }
+
+    /// The queue pair that is remembered from the completion before is not found after it has gone, when
+    /// its number is another's.
+    #[test]
+    fn a_number_that_was_given_anew_is_the_new_queue_pairs() {
+        let mut page = Page::new();
+        let (table, srqs) = (NumberTable::new().unwrap(), NumberTable::new().unwrap());
+        let cq = alone(8, page.doorbells(), &table, &srqs);
+        let raw: *mut ibv_cq = ptr::from_ref(&*cq).cast_mut().cast();
+        // They stay where they are, so that none has the place of another.
+        let mut gone = Vec::new();
+        for wr_id in 0..3 {
+            let mut qp = testing::rc(&testing::cap(8, 8, 1, 1, 0), page.doorbells());
+            assert_eq!(
+                table.insert(qp.qpn, &raw mut *qp, cq.homes()),
+                Ok(Inserted::Yes)
+            );
+            let mut entries = [testing::sge(1)];
+            let mut wr = testing::wr(IBV_WR_SEND, &mut entries, 0);
+            wr.wr_id = wr_id;
+            for round in 0..2 {
+                assert_eq!(testing::send(&qp, &mut wr), 0);
+                let entry = CompletionEntry {
+                    qpn: qp.qpn,
+                    index: round,
+                    ..CompletionEntry::zeroed()
+                };
+                let consumer = cq.state.lock().consumer;
+                cq.complete(consumer, entry);
+                let mut wc = ibv_wc::default();
+                // SAFETY: the queue lives, and there is room for one.
+                assert_eq!(unsafe { poll_cq(raw, 1, &mut wc) }, 1);
+                assert_eq!(wc.wr_id, wr_id);
+            }
+            cq.leave(&qp);
+            table.remove(qp.qpn, &*qp);
+            gone.push(qp);
+        }
+    }
+
     /// Threads poll one queue, plainly and in sessions, arm it, and make and destroy queue pairs of
     /// it, while a device writes: each completion is seen once, by one of them, and nothing waits
     /// for ever.
@@ -464,7 +586,7 @@ pub(crate) mod tests {
         let mut lasting = testing::rc(&capacity, doorbells);
         let lasting_qpn = lasting.qpn;
         assert_eq!(
-            table.insert(lasting_qpn, &raw mut *lasting),
+            table.insert(lasting_qpn, &raw mut *lasting, cq.homes()),
             Ok(Inserted::Yes)
         );
         let seen = AtomicU32::new(0);
@@ -519,7 +641,10 @@ pub(crate) mod tests {
                 let qp = passing.get_or_insert_with(|| {
                     let mut qp = testing::rc(&capacity, doorbells);
                     qp.qpn = 0x77;
-                    assert_eq!(table.insert(qp.qpn, &raw mut *qp), Ok(Inserted::Yes));
+                    assert_eq!(
+                        table.insert(qp.qpn, &raw mut *qp, cq.homes()),
+                        Ok(Inserted::Yes)
+                    );
                     qp
                 });
                 let last = qp.qpn;
@@ -531,7 +656,7 @@ pub(crate) mod tests {
                 written += 2;
                 if written % 16 == 0 {
                     if let Some(qp) = passing.take() {
-                        cq.forget(&qp);
+                        cq.leave(&qp);
                         table.remove(qp.qpn, &*qp);
                     }
                 }
@@ -540,7 +665,7 @@ pub(crate) mod tests {
                 while !done() {
                     std::thread::yield_now();
                 }
-                cq.forget(&qp);
+                cq.leave(&qp);
                 table.remove(qp.qpn, &*qp);
             }
         });

@@ -32,7 +32,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     } else {
         0
     };
-    // Single-threaded use needs nothing; ignoring an overrun is not offered.
+    // Ignoring an overrun is not offered.
     if attr.wc_flags & !supported != 0
         || attr.comp_mask & !(IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD) != 0
         || flags & !IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0
@@ -59,6 +59,10 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
         Ok(cq) => cq,
         Err(errno) => return fail(errno),
     };
+    if flags & IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0 {
+        // SAFETY: `cq` was just made and is not shared yet.
+        unsafe { (*cq).state.promise_one_thread() };
+    }
     // SAFETY: `cq` was just made and is not shared yet.
     let verbs = unsafe { &mut (*(*cq).verbs()).cq_ex };
     verbs.start_poll = Some(start_poll);
@@ -120,18 +124,21 @@ pub(crate) unsafe extern "C" fn start_poll(
         }
     }
     let mut state = this.state.lock();
-    match state.next(this.tables()) {
-        Some(completion) => {
-            state.current = completion;
+    let before = state.consumer;
+    match state.next(this.tables(), this.home()) {
+        Some((entry, finished)) => {
+            state.current = Completion::new(&entry, finished);
             // SAFETY: `cq` is live, and the polling thread is the only user of these fields.
-            unsafe { show(cq, &completion) };
+            unsafe { show(cq, &state.current) };
             // `end_poll` unlocks.
             this.begin_session(state);
             0
         }
         None => {
             // Entries of unknown queue pairs may have been passed over.
-            state.publish();
+            if state.consumer != before {
+                state.publish();
+            }
             libc::ENOENT
         }
     }
@@ -142,12 +149,12 @@ pub(crate) unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     let this = unsafe { Cq::of(cq.cast()) };
     // SAFETY: between `start_poll` and `end_poll` this thread holds the lock.
     let state = unsafe { this.state.held_mut() };
-    match state.next(this.tables()) {
-        Some(completion) => {
-            state.current = completion;
+    match state.next(this.tables(), this.home()) {
+        Some((entry, finished)) => {
+            state.current = Completion::new(&entry, finished);
             this.session_has_taken(state.consumer);
             // SAFETY: `cq` is live, and the thread that holds the lock is the only user of these fields.
-            unsafe { show(cq, &completion) };
+            unsafe { show(cq, &state.current) };
             0
         }
         None => libc::ENOENT,
@@ -172,18 +179,20 @@ pub(crate) unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
 unsafe fn show(cq: *mut ibv_cq_ex, completion: &Completion) {
     // SAFETY: the queue is live and no other thread uses it, by the caller.
     unsafe {
-        (*cq).wr_id = completion.wr_id;
+        (*cq).wr_id = completion.finished.wr_id;
         (*cq).status = u32::from(completion.entry.status);
     }
 }
 
+/// What `read` finds in the completion that is looked at, which it may keep nothing of.
+///
 /// # Safety
 ///
 /// As for the readers below: called between `start_poll` and `end_poll`, by the polling thread.
-unsafe fn current(cq: *mut ibv_cq_ex) -> Completion {
+unsafe fn current<R>(cq: *mut ibv_cq_ex, read: impl FnOnce(&Completion) -> R) -> R {
     // SAFETY: the queue is live; the calling thread holds its lock since `start_poll`, by the caller, and
-    // the reference ends here.
-    unsafe { Cq::of(cq.cast()).state.held_mut().current }
+    // the reference ends with this call.
+    read(unsafe { &Cq::of(cq.cast()).state.held_mut().current })
 }
 
 /// As [`current`], only the device's part.
@@ -191,45 +200,45 @@ unsafe fn current(cq: *mut ibv_cq_ex) -> Completion {
 /// # Safety
 ///
 /// As for [`current`].
-unsafe fn entry(cq: *mut ibv_cq_ex) -> CompletionEntry {
+unsafe fn entry<R>(cq: *mut ibv_cq_ex, read: impl FnOnce(&CompletionEntry) -> R) -> R {
     // SAFETY: the calling thread holds the lock since `start_poll`, by the caller.
-    unsafe { current(cq).entry }
+    unsafe { current(cq, |completion| read(&completion.entry)) }
 }
 
 unsafe extern "C" fn read_opcode(cq: *mut ibv_cq_ex) -> ibv_wc_opcode {
     // SAFETY: `ibv_wc_read_*` is for the polling thread, between `start_poll` and `end_poll`.
-    unsafe { current(cq).opcode }
+    unsafe { current(cq, |completion| completion.finished.opcode) }
 }
 
 unsafe extern "C" fn read_wc_flags(cq: *mut ibv_cq_ex) -> c_uint {
     // SAFETY: `ibv_wc_read_*` is for the polling thread, between `start_poll` and `end_poll`.
-    unsafe { current(cq).wc_flags() }
+    unsafe { current(cq, Completion::wc_flags) }
 }
 
 unsafe extern "C" fn read_vendor_err(cq: *mut ibv_cq_ex) -> u32 {
     // SAFETY: `ibv_wc_read_*` is for the polling thread, between `start_poll` and `end_poll`.
-    unsafe { entry(cq).vendor_syndrome }
+    unsafe { entry(cq, |entry| entry.vendor_syndrome) }
 }
 
 unsafe extern "C" fn read_byte_len(cq: *mut ibv_cq_ex) -> u32 {
     // SAFETY: `ibv_wc_read_*` is for the polling thread, between `start_poll` and `end_poll`.
-    unsafe { entry(cq).byte_count }
+    unsafe { entry(cq, |entry| entry.byte_count) }
 }
 
 /// The immediate data in wire order, or the invalidated rkey.
 unsafe extern "C" fn read_imm_data(cq: *mut ibv_cq_ex) -> __be32 {
     // SAFETY: `ibv_wc_read_*` is for the polling thread, between `start_poll` and `end_poll`.
-    unsafe { current(cq).imm_data() }
+    unsafe { current(cq, Completion::imm_data) }
 }
 
 unsafe extern "C" fn read_qp_num(cq: *mut ibv_cq_ex) -> u32 {
     // SAFETY: `ibv_wc_read_*` is for the polling thread, between `start_poll` and `end_poll`.
-    unsafe { entry(cq).qpn }
+    unsafe { entry(cq, |entry| entry.qpn) }
 }
 
 unsafe extern "C" fn read_src_qp(cq: *mut ibv_cq_ex) -> u32 {
     // SAFETY: `ibv_wc_read_*` is for the polling thread, between `start_poll` and `end_poll`.
-    unsafe { entry(cq).source_qpn }
+    unsafe { entry(cq, |entry| entry.source_qpn) }
 }
 
 unsafe extern "C" fn read_slid(_cq: *mut ibv_cq_ex) -> u32 {
@@ -238,7 +247,7 @@ unsafe extern "C" fn read_slid(_cq: *mut ibv_cq_ex) -> u32 {
 
 unsafe extern "C" fn read_sl(cq: *mut ibv_cq_ex) -> u8 {
     // SAFETY: `ibv_wc_read_*` is for the polling thread, between `start_poll` and `end_poll`.
-    service_level(unsafe { &entry(cq) })
+    unsafe { entry(cq, |entry| service_level(entry.flags)) }
 }
 
 unsafe extern "C" fn read_dlid_path_bits(_cq: *mut ibv_cq_ex) -> u8 {
@@ -247,7 +256,7 @@ unsafe extern "C" fn read_dlid_path_bits(_cq: *mut ibv_cq_ex) -> u8 {
 
 unsafe extern "C" fn read_completion_ts(cq: *mut ibv_cq_ex) -> u64 {
     // SAFETY: `ibv_wc_read_*` is for the polling thread, between `start_poll` and `end_poll`.
-    unsafe { entry(cq).timestamp & Cq::of(cq.cast()).clock_mask }
+    unsafe { entry(cq, |entry| entry.timestamp) & Cq::of(cq.cast()).clock_mask }
 }
 
 unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut ibv_cq_ex) -> u64 {
@@ -261,7 +270,7 @@ unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut ibv_cq_ex) -> u64 {
 
 unsafe extern "C" fn read_cvlan(cq: *mut ibv_cq_ex) -> u16 {
     // SAFETY: `ibv_wc_read_*` is for the polling thread, between `start_poll` and `end_poll`.
-    match unsafe { entry(cq).vlan } {
+    match unsafe { entry(cq, |entry| entry.vlan) } {
         VLAN_NONE => 0,
         vlan => vlan,
     }
@@ -286,7 +295,10 @@ mod tests {
         let cq = alone(4, page.doorbells(), &table, &srqs);
         let mut qp = testing::rc(&testing::cap(1, 4, 1, 1, 0), page.doorbells());
         let qpn = qp.qpn;
-        assert_eq!(table.insert(qpn, &raw mut *qp), Ok(Inserted::Yes));
+        assert_eq!(
+            table.insert(qpn, &raw mut *qp, cq.homes()),
+            Ok(Inserted::Yes)
+        );
         let entry = CompletionEntry {
             qpn,
             byte_count: 100,

@@ -11,7 +11,7 @@ use ferrite_abi::{
     COMPLETION_PHASE, COMPLETION_VALID_OFFSET,
 };
 
-use crate::completion::{Completion, QueuesByNumber};
+use crate::completion::{Completion, Finished, Last, QueuesByNumber};
 use crate::ring::{QueueBuffer, Ring};
 use crate::sys::*;
 
@@ -22,6 +22,8 @@ pub(crate) struct CqState {
     pub(crate) consumer: u32,
     /// The entry that the extended interface looks at.
     pub(crate) current: Completion,
+    /// The queue pair that the last entry was of: the next is often of the same.
+    last: Last,
 }
 
 /// A ring of completions.
@@ -29,6 +31,68 @@ pub(crate) struct CqRing {
     memory: QueueBuffer,
     ring: Ring,
     log_entries: u8,
+}
+
+const ENTRY_WORDS: usize = size_of::<CompletionEntry>() / 8;
+
+/// An entry that the device has written: it does not write it again before the published consumer index
+/// has passed it. Each word is read when it is asked for, so that who asks for few pays for few; a
+/// device that breaks its word gives wrong values, and no more.
+#[derive(Clone, Copy)]
+pub(crate) struct Written<'a> {
+    words: &'a [AtomicU64; ENTRY_WORDS],
+    /// The last word, as it was when its phase was looked at.
+    valid: u64,
+}
+
+/// A field of [`CompletionEntry`], which stands in one word of [`Written`].
+macro_rules! fields {
+    ($( $(#[$meta:meta])* $field:ident: $ty:ty, )*) => {$(
+        $(#[$meta])*
+        #[inline]
+        pub(crate) fn $field(&self) -> $ty {
+            const OFFSET: usize = offset_of!(CompletionEntry, $field);
+            const { assert!(OFFSET % size_of::<$ty>() == 0) };
+            let word = if OFFSET >= COMPLETION_VALID_OFFSET {
+                self.valid
+            } else {
+                self.words[OFFSET / 8].load(Ordering::Relaxed)
+            };
+            (word >> (OFFSET % 8 * 8)) as $ty
+        }
+    )*};
+}
+
+// Words are taken apart as a little-endian machine has them.
+const _: () = assert!(cfg!(target_endian = "little"));
+
+impl Written<'_> {
+    fields! {
+        qpn: u32,
+        index: u32,
+        byte_count: u32,
+        tag: u32,
+        immediate: u64,
+        source_qpn: u32,
+        srqn: u32,
+        pkey_index: u16,
+        flags: u16,
+        vendor_syndrome: u32,
+        status: u8,
+        opcode: u8,
+    }
+
+    /// All of it.
+    #[inline]
+    pub(crate) fn copy(&self) -> CompletionEntry {
+        let mut words = [0_u64; ENTRY_WORDS];
+        for (copy, word) in words.iter_mut().zip(self.words) {
+            *copy = word.load(Ordering::Relaxed);
+        }
+        words[COMPLETION_VALID_OFFSET / 8] = self.valid;
+        // SAFETY: both are 64 bytes, and any bytes make a valid `CompletionEntry` (it is `Plain`).
+        unsafe { core::mem::transmute(words) }
+    }
 }
 
 /// What a page has room for beside the record. A shorter ring would take the page as well, and a program
@@ -91,30 +155,34 @@ impl CqRing {
             .at(self.ring.slot(index) * size_of::<CompletionEntry>())
     }
 
-    /// Whether the device has written the entry with free-running index `index`.
+    /// The eight words of an entry.
     #[inline]
-    fn is_written(&self, index: u32) -> bool {
-        // SAFETY: a slot is 64 bytes of the ring, which starts on a page: the eight bytes are in it
-        // and aligned, and mapped as long as `self`. While the device may write them this process
-        // reads them only as an atomic.
-        let valid =
-            unsafe { AtomicU64::from_ptr(self.slot(index).add(COMPLETION_VALID_OFFSET).cast()) };
-        // Acquire: the device writes these eight bytes after all the others.
-        let valid = valid.load(Ordering::Acquire);
-        valid.to_le_bytes()[7] & COMPLETION_PHASE == phase_of(index, self.log_entries)
+    fn words(&self, index: u32) -> &[AtomicU64; ENTRY_WORDS] {
+        // SAFETY: a slot is 64 bytes of the ring, which starts on a page: the words are in it and
+        // aligned, and mapped as long as `self`. While the device may write them this process reads
+        // them only as atomics.
+        unsafe { &*self.slot(index).cast() }
     }
 
     /// The entry with free-running index `index`, if the device has written it.
     #[inline]
+    pub(crate) fn written(&self, index: u32) -> Option<Written<'_>> {
+        let words = self.words(index);
+        // Acquire: the device writes these eight bytes after all the others.
+        let valid = words[COMPLETION_VALID_OFFSET / 8].load(Ordering::Acquire);
+        let written = (valid >> 56) as u8 & COMPLETION_PHASE == phase_of(index, self.log_entries);
+        written.then_some(Written { words, valid })
+    }
+
+    /// Whether the device has written the entry with free-running index `index`.
+    #[inline]
+    fn is_written(&self, index: u32) -> bool {
+        self.written(index).is_some()
+    }
+
+    /// A copy of the entry with free-running index `index`, if the device has written it.
     fn entry(&self, index: u32) -> Option<CompletionEntry> {
-        if !self.is_written(index) {
-            return None;
-        }
-        let slot = self.slot(index);
-        // SAFETY: the slot is in the mapping and aligned, as in `is_written`. The device has written
-        // the entry (its phase says so) and does not write it again before the published consumer
-        // index has passed it; any bytes make a valid `CompletionEntry` (it is `Plain`).
-        Some(unsafe { ptr::read_volatile(slot.cast::<CompletionEntry>()) })
+        Some(self.written(index)?.copy())
     }
 
     /// Makes every entry of a new ring one that the device has yet to write, when the first to come
@@ -126,7 +194,7 @@ impl CqRing {
                 phase: phase_of(index, self.log_entries) ^ COMPLETION_PHASE,
                 ..CompletionEntry::zeroed()
             };
-            // SAFETY: the slot is in the mapping and aligned, as in `is_written`; the device is told
+            // SAFETY: the slot is in the mapping and aligned, as in `words`; the device is told
             // of a new ring only afterwards.
             unsafe { ptr::write_volatile(self.slot(index).cast::<CompletionEntry>(), entry) };
         }
@@ -135,7 +203,7 @@ impl CqRing {
     /// Writes an entry where the device has already written one.
     pub(crate) fn rewrite(&self, index: u32, mut entry: CompletionEntry) {
         entry.phase = entry.phase & !COMPLETION_PHASE | phase_of(index, self.log_entries);
-        // SAFETY: the slot is in the mapping and aligned, as in `is_written`; until the consumer
+        // SAFETY: the slot is in the mapping and aligned, as in `words`; until the consumer
         // index has passed an entry that was written, it is this side's.
         unsafe { ptr::write_volatile(self.slot(index).cast::<CompletionEntry>(), entry) };
     }
@@ -147,21 +215,31 @@ impl CqState {
             ring,
             consumer: 0,
             current: Completion::none(),
+            last: Last::none(),
         }
     }
 
-    /// Takes the next completion.
-    #[inline]
-    pub(crate) fn next(&mut self, tables: &QueuesByNumber) -> Option<Completion> {
-        loop {
-            let entry = self.ring.entry(self.consumer)?;
+    /// Takes the next completion of the queue, which is `home`: its entry, which stays as it is until
+    /// [`CqState::publish`], and what its work request was.
+    #[inline(always)]
+    pub(crate) fn next(
+        &mut self,
+        tables: &QueuesByNumber,
+        home: *const ibv_cq,
+    ) -> Option<(Written<'_>, Finished)> {
+        let ring = &self.ring;
+        // A device that writes faster than this reads ends it, too: the queue's lock is held.
+        for _ in 0..1u32 << ring.log_entries {
+            let entry = ring.written(self.consumer)?;
             self.consumer = self.consumer.wrapping_add(1);
-            // SAFETY: what is `CqState` is behind the queue's lock, which `&mut self` shows to be held.
-            if let Some(completion) = unsafe { tables.resolve(entry) } {
-                return Some(completion);
+            // SAFETY: what is `CqState` is behind the queue's lock, which `&mut self` shows to be held,
+            // and `clean`, which comes with each leaving (`Cq::leave`), has what was found last forgotten.
+            if let Some(finished) = unsafe { tables.resolve(&entry, &mut self.last, home) } {
+                return Some((entry, finished));
             }
-            // Of a queue pair that is not known: nobody could use it.
+            // Of a queue pair that is not known here: nobody could use it.
         }
+        None
     }
 
     /// Tells the device what was taken.
@@ -183,7 +261,10 @@ impl CqState {
     }
 
     /// Drops all entries that `unwanted` picks, keeping the others in order.
+    ///
+    /// No queue pair is remembered after it: whoever frees one does so before (`Cq::leave`).
     pub(crate) fn clean(&mut self, mut unwanted: impl FnMut(&CompletionEntry) -> bool) {
+        self.last = Last::none();
         let end = self.end();
         // Entries that stay move up to close the gaps; the device writes only from `end` on.
         let mut dropped = 0u32;

@@ -72,4 +72,6 @@ fn fail<T>(errno: core::ffi::c_int) -> *mut T {
 }
 
 #[cfg(test)]
+mod cost;
+#[cfg(test)]
 mod testing;

@@ -5,7 +5,7 @@ use core::cell::UnsafeCell;
 use core::ffi::{c_int, c_void};
 use core::ops::{Deref, DerefMut};
 use core::ptr::{self, NonNull};
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::private::{ibv_dofork_range, ibv_dontfork_range};
 use crate::protection::PdUse;
@@ -53,7 +53,7 @@ const QUEUES: u64 = 1;
 // SAFETY: the mapping belongs to the process, not to a thread. What is read and written in it, and
 // when, is for its users to order.
 unsafe impl Send for Buffer {}
-// SAFETY: `&Buffer` gives only pointers and atomics; who follows a pointer has its own reasons.
+// SAFETY: `&Buffer` gives only pointers; who follows a pointer has its own reasons.
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
@@ -102,10 +102,15 @@ impl Buffer {
             return Self::new(length);
         }
         let base = NonNull::new(memory.cast::<u8>()).ok_or(libc::ENOMEM)?;
-        // SAFETY: the program has given this many bytes, and nobody else uses them.
-        let result = unsafe {
-            ptr::write_bytes(base.as_ptr(), 0, length);
-            ibv_dontfork_range(base.as_ptr().cast(), length)
+        let result = if memory as usize % PAGE != 0 {
+            // It was asked for pages: what lies in a queue is aligned as it is in pages.
+            libc::EINVAL
+        } else {
+            // SAFETY: the program has given this many bytes, and nobody else uses them.
+            unsafe {
+                ptr::write_bytes(base.as_ptr(), 0, length);
+                ibv_dontfork_range(base.as_ptr().cast(), length)
+            }
         };
         if result != 0 {
             // SAFETY: the memory goes back to where it came from.
@@ -138,18 +143,6 @@ impl Buffer {
     /// Bytes.
     pub fn length(&self) -> usize {
         self.length
-    }
-
-    /// The 32-bit word at `offset`, which the device reads or writes at any time.
-    ///
-    /// # Panics
-    ///
-    /// If the word is not inside the buffer or not aligned; offsets come from this crate alone.
-    pub fn word(&self, offset: usize) -> &AtomicU32 {
-        assert!(offset % 4 == 0 && offset <= self.length - 4);
-        // SAFETY: the word is inside the mapping, aligned, and lives as long as `self`; it is
-        // accessed as an atomic by this process throughout.
-        unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(offset).cast()) }
     }
 }
 
@@ -208,9 +201,32 @@ impl Doorbells {
     }
 }
 
+/// What is written by one processor while others write what is beside it: it has lines of the cache of
+/// its own.
+#[repr(align(64))]
+pub struct OwnLine<T>(pub T);
+
+impl<T> Deref for OwnLine<T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T> DerefMut for OwnLine<T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.0
+    }
+}
+
 /// A lock held for a few dozen instructions.
 pub struct SpinLock<T> {
     held: AtomicBool,
+    /// See [`SpinLock::promise_one_thread`].
+    one_thread: bool,
     value: UnsafeCell<T>,
 }
 
@@ -222,17 +238,45 @@ impl<T> SpinLock<T> {
     pub const fn new(value: T) -> Self {
         Self {
             held: AtomicBool::new(false),
+            one_thread: false,
             value: UnsafeCell::new(value),
         }
     }
 
+    /// The program uses what is protected from one thread at a time, as it has promised, with whatever
+    /// takes the lock: of a completion queue also to arm and resize it, and to destroy or reset what completes
+    /// there (the user guide says so). From here on taking the lock is two plain accesses. Where the promise is broken and another thread is seen to
+    /// have it, that is waited for all the same.
+    pub fn promise_one_thread(&mut self) {
+        self.one_thread = true;
+    }
+
+    /// Takes the lock, if nobody has it.
+    #[inline]
+    fn take(&self) -> bool {
+        if self.one_thread && !self.held.load(Ordering::Relaxed) {
+            self.held.store(true, Ordering::Relaxed);
+            return true;
+        }
+        !self.held.swap(true, Ordering::Acquire)
+    }
+
     /// Takes the lock, if nobody has it.
     pub fn try_lock(&self) -> Option<SpinGuard<'_, T>> {
-        (!self.held.swap(true, Ordering::Acquire)).then(|| SpinGuard { lock: self })
+        self.take().then(|| SpinGuard { lock: self })
     }
 
     /// Waits for the lock.
+    #[inline]
     pub fn lock(&self) -> SpinGuard<'_, T> {
+        if !self.take() {
+            self.wait();
+        }
+        SpinGuard { lock: self }
+    }
+
+    #[cold]
+    fn wait(&self) {
         let mut spins = 0u32;
         while self.held.swap(true, Ordering::Acquire) {
             while self.held.load(Ordering::Relaxed) {
@@ -246,7 +290,6 @@ impl<T> SpinLock<T> {
                 }
             }
         }
-        SpinGuard { lock: self }
     }
 
     /// What is protected, for a thread that holds the lock without a guard.
@@ -292,7 +335,112 @@ impl<T> DerefMut for SpinGuard<'_, T> {
 }
 
 impl<T> Drop for SpinGuard<'_, T> {
+    #[inline]
     fn drop(&mut self) {
         self.lock.held.store(false, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_of_one_thread_is_a_lock_nevertheless() {
+        for promised in [false, true] {
+            let mut lock = SpinLock::new(0);
+            if promised {
+                lock.promise_one_thread();
+            }
+            for round in 0..3 {
+                let mut held = lock.lock();
+                assert_eq!(*held, round);
+                *held += 1;
+                assert!(lock.try_lock().is_none());
+                drop(held);
+                assert!(lock.try_lock().is_some());
+            }
+            // Another thread that breaks the promise waits for who is seen to have it.
+            let held = lock.lock();
+            std::thread::scope(|scope| {
+                let other = scope.spawn(|| *lock.lock());
+                std::thread::yield_now();
+                assert!(!other.is_finished());
+                drop(held);
+                assert_eq!(other.join().unwrap(), 3);
+            });
+        }
+    }
+
+    /// What a program gives that gives memory for queues: two pages of its own, from some byte on.
+    struct Given {
+        from: usize,
+        memory: Box<[[u8; PAGE]; 3]>,
+        back: Option<usize>,
+    }
+
+    impl Given {
+        fn at(&self) -> usize {
+            let base = self.memory.as_ptr() as usize;
+            base.next_multiple_of(PAGE) + self.from
+        }
+    }
+
+    unsafe extern "C" fn give(
+        _pd: *mut ibv_pd,
+        given: *mut c_void,
+        length: usize,
+        alignment: usize,
+        _kind: u64,
+    ) -> *mut c_void {
+        assert_eq!((length, alignment), (PAGE, PAGE));
+        // SAFETY: the test's allocator has this as its context.
+        unsafe { (*given.cast::<Given>()).at() as *mut c_void }
+    }
+
+    unsafe extern "C" fn take_back(
+        _pd: *mut ibv_pd,
+        given: *mut c_void,
+        memory: *mut c_void,
+        _kind: u64,
+    ) {
+        // SAFETY: as in `give`.
+        unsafe { (*given.cast::<Given>()).back = Some(memory as usize) };
+    }
+
+    #[test]
+    fn memory_that_a_program_gives_is_of_whole_pages_or_goes_back() {
+        for from in [0, 1, 8, 64, 2048, PAGE] {
+            let mut given = Given {
+                from,
+                memory: Box::new([[0xff; PAGE]; 3]),
+                back: None,
+            };
+            let at = given.at();
+            let source = Allocator {
+                pd: ptr::null_mut(),
+                context: (&raw mut given).cast(),
+                alloc: give,
+                free: take_back,
+            };
+            let buffer = Buffer::from_allocator(100, source);
+            // SAFETY: in the memory of the test.
+            let first = || unsafe { ptr::read_volatile(at as *const u8) };
+            if from % PAGE == 0 {
+                assert_eq!(buffer.as_ref().unwrap().address(), at as u64);
+                assert_eq!(first(), 0);
+            } else {
+                assert_eq!(buffer.as_ref().err(), Some(&libc::EINVAL), "{from}");
+                assert_eq!(first(), 0xff);
+            }
+            drop(buffer);
+            assert_eq!(given.back, Some(at));
+        }
+    }
+
+    #[test]
+    fn what_has_lines_of_its_own_shares_none() {
+        assert_eq!(align_of::<OwnLine<u8>>(), 64);
+        assert_eq!(size_of::<OwnLine<[u8; 65]>>(), 128);
     }
 }

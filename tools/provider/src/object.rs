@@ -5,7 +5,7 @@
 use core::ffi::c_int;
 
 use crate::fail;
-use crate::table::{Inserted, NumberTable};
+use crate::table::{Homes, Inserted, NumberTable};
 
 /// Has `ask` make the kernel's side of `object`, which libibverbs fills in; it answers with an errno
 /// value. Of what fails nothing is left.
@@ -22,7 +22,8 @@ pub(crate) fn make<T>(object: Box<T>, ask: impl FnOnce(*mut T) -> c_int) -> Resu
     }
 }
 
-/// Makes a queue and enters it under its number in `table`. `make` gives one that the kernel has made,
+/// Makes a queue and enters it under its number in `table`, for the completion queues that its
+/// completions come to. `make` gives one that the kernel has made,
 /// with its number; `destroy` undoes that.
 ///
 /// Where the number is taken, another thread has just destroyed the queue that had it and still looks
@@ -30,23 +31,25 @@ pub(crate) fn make<T>(object: Box<T>, ask: impl FnOnce(*mut T) -> c_int) -> Resu
 /// another queue is made, whose number is not the same as long as the first one is there.
 pub(crate) fn make_entered<T>(
     table: &NumberTable<T>,
+    homes: Homes,
     make: &mut dyn FnMut() -> Result<(*mut T, u32), c_int>,
     destroy: &dyn Fn(*mut T),
 ) -> Result<*mut T, c_int> {
-    make_entered_as(table, make, destroy, |queue| queue)
+    make_entered_as(table, homes, make, destroy, |queue| queue)
 }
 
 /// The same of a queue that has in it what is entered: `entry` gives that.
 pub(crate) fn make_entered_as<Q, T>(
     table: &NumberTable<T>,
+    homes: Homes,
     make: &mut dyn FnMut() -> Result<(*mut Q, u32), c_int>,
     destroy: &dyn Fn(*mut Q),
     entry: fn(*mut Q) -> *mut T,
 ) -> Result<*mut Q, c_int> {
     let (queue, number) = make()?;
-    let instead = match table.insert(number, entry(queue)) {
+    let instead = match table.insert(number, entry(queue), homes) {
         Ok(Inserted::Yes) => return Ok(queue),
-        Ok(Inserted::Taken) => make_entered_as(table, make, destroy, entry),
+        Ok(Inserted::Taken) => make_entered_as(table, homes, make, destroy, entry),
         Err(errno) => Err(errno),
     };
     destroy(queue);
@@ -113,14 +116,17 @@ mod tests {
     /// Numbers come as the kernel gives them; those of `taken` are in the table already.
     fn entered(taken: &[u32], numbers: &[u32]) -> (Result<u32, c_int>, Vec<u32>) {
         let table = NumberTable::<u32>::new().unwrap();
+        let home = core::ptr::without_provenance_mut(64);
+        let homes = [home, core::ptr::null_mut()];
         let mut old = 0;
         for &number in taken {
-            assert_eq!(table.insert(number, &raw mut old), Ok(Inserted::Yes));
+            assert_eq!(table.insert(number, &raw mut old, homes), Ok(Inserted::Yes));
         }
         let mut numbers = numbers.iter();
         let destroyed = RefCell::new(Vec::new());
         let queue = make_entered(
             &table,
+            homes,
             &mut || match numbers.next() {
                 Some(&number) => Ok((Box::into_raw(Box::new(number)), number)),
                 None => Err(libc::ENOSPC),
@@ -134,7 +140,7 @@ mod tests {
         let made = queue.map(|queue| {
             // SAFETY: it is a box from above that was not destroyed, and the table goes now.
             let number = *unsafe { Box::from_raw(queue) };
-            assert_eq!(table.get(number), queue.cast_const());
+            assert_eq!(table.get(number, home), queue.cast_const());
             number
         });
         (made, destroyed.into_inner())

@@ -8,6 +8,7 @@ use ferrite_abi::{
 };
 
 use crate::qp::Qp;
+use crate::send_queue::SendQueue;
 use crate::sys::*;
 use crate::window::bind_part;
 use crate::wqe::{sge_list, Data, Part, Work};
@@ -96,6 +97,35 @@ impl Qp {
         })
     }
 
+    /// Writes a work request of the plain interface behind those written before.
+    ///
+    /// # Safety
+    ///
+    /// `wr` is as the verbs demand for its opcode.
+    #[inline(never)]
+    pub(crate) unsafe fn write_any(
+        &self,
+        queue: &mut SendQueue,
+        wr: &ibv_send_wr,
+    ) -> Result<(), c_int> {
+        // SAFETY: `wr` is as the verbs demand, and its list as long as it says, by the caller.
+        unsafe {
+            let work = self.work(wr)?;
+            // Where the operation has no list, what stands there is left over from another.
+            let sges = if has_entries(work.opcode) {
+                sge_list(wr.sg_list, wr.num_sge)?
+            } else {
+                &[]
+            };
+            let data = if wr.send_flags & IBV_SEND_INLINE != 0 && has_entries(work.opcode) {
+                Data::Copy(sges)
+            } else {
+                Data::Sges(sges)
+            };
+            self.write_send(queue, &work, &data)
+        }
+    }
+
     /// As [`Qp::work`], for a datagram.
     ///
     /// # Safety
@@ -146,21 +176,10 @@ pub(crate) unsafe extern "C" fn post_send(
         // SAFETY: `ibv_post_send` demands of its caller that a work request is as its opcode wants it,
         // and its list as long as it says.
         unsafe {
-            qp.work(request).and_then(|work| {
-                // Where the operation has no list, what stands there is left over from another.
-                let sges = if has_entries(work.opcode) {
-                    sge_list(request.sg_list, request.num_sge)?
-                } else {
-                    &[]
-                };
-                let data = if request.send_flags & IBV_SEND_INLINE != 0 && has_entries(work.opcode)
-                {
-                    Data::Copy(sges)
-                } else {
-                    Data::Sges(sges)
-                };
-                qp.write_send(&mut queue, &work, &data)
-            })
+            if qp.write_usual(&mut queue, request)? {
+                return Ok(());
+            }
+            qp.write_any(&mut queue, request)
         }
     };
     // SAFETY: the consumer passes work requests of which each names a live next one or null, and a place

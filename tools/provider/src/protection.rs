@@ -101,8 +101,8 @@ pub(crate) unsafe fn register<Private>(
     })
 }
 
-/// A thread domain: a promise to use some objects from one thread only. Nothing here depends on
-/// it.
+/// A thread domain: a promise to use some objects from one thread at a time. Queue pairs that are made with
+/// it do without a lock.
 #[repr(C)]
 struct Td {
     #[allow(dead_code)]
@@ -142,6 +142,17 @@ impl Pd {
     pub(crate) unsafe fn is_parent(pd: *mut ibv_pd) -> bool {
         // SAFETY: by the caller; the `ibv_pd` is at the start of a `Pd`.
         unsafe { pd.cast::<Pd>().as_ref() }.is_some_and(|pd| pd.parent.is_some())
+    }
+
+    /// Whether it stands for a promise to use what is made with it from one thread at a time.
+    ///
+    /// # Safety
+    ///
+    /// `pd` is null or a live domain of this provider.
+    pub(crate) unsafe fn is_of_one_thread(pd: *mut ibv_pd) -> bool {
+        // SAFETY: by the caller; the `ibv_pd` is at the start of a `Pd`.
+        let parent = unsafe { pd.cast::<Pd>().as_ref() }.and_then(|pd| pd.parent.as_ref());
+        parent.is_some_and(|parent| !parent.td.is_null())
     }
 
     /// Memory for a queue: the program's own, where the domain has a way to get it.

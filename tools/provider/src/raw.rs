@@ -103,15 +103,15 @@ impl WorkQueue {
         unsafe { ptr::read_volatile(&raw const (*self.verbs.get()).state) }
     }
 
-    /// Drops its entries from its completion queue: the device writes no more of them.
+    /// Its completion queue.
     ///
     /// # Safety
     ///
     /// It was made, so that libibverbs has filled its completion queue in.
-    unsafe fn forget_completions(&self) {
+    unsafe fn completion_queue(&self) -> &Cq {
         // SAFETY: it names a completion queue of this provider, which the kernel does not let go while a
         // work queue uses it.
-        unsafe { Cq::of((*self.verbs.get()).cq) }.forget(&self.queue);
+        unsafe { Cq::of((*self.verbs.get()).cq) }
     }
 }
 
@@ -174,6 +174,7 @@ unsafe fn create(
     };
     let wq = object::make_entered_as(
         &provider.queue_pairs,
+        [asked.cq, ptr::null_mut()],
         &mut make,
         &|wq| {
             // SAFETY: `make` gave it, and it is not in the table: nobody has it.
@@ -199,8 +200,9 @@ pub(crate) unsafe extern "C" fn modify_wq(wq: *mut ibv_wq, attr: *mut ibv_wq_att
     // SAFETY: the consumer passes a live queue and its attributes.
     let (this, attr) = unsafe { (WorkQueue::of(wq), &*attr) };
     if attr.attr_mask & IBV_WQ_ATTR_STATE != 0 && attr.wq_state == IBV_WQS_RESET {
+        // The device writes no more entries of it.
         // SAFETY: the consumer has it, so that it was made.
-        unsafe { this.forget_completions() };
+        unsafe { this.completion_queue() }.forget(&this.queue);
         this.queue.reset_queues();
     }
     0
@@ -214,7 +216,7 @@ pub(crate) unsafe extern "C" fn destroy_wq(wq: *mut ibv_wq) -> c_int {
     let ask = || unsafe { ibv_cmd_destroy_wq(wq) };
     let leave = |this: &WorkQueue| {
         // SAFETY: the queue was made, as the consumer has it.
-        unsafe { this.forget_completions() };
+        unsafe { this.completion_queue() }.leave(&this.queue);
         table.remove(this.queue.qpn, &*this.queue);
     };
     // SAFETY: it came from `create`. Completions and the table were all that led to it: the kernel refuses

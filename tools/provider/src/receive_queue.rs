@@ -15,24 +15,45 @@ use crate::wqe::sge_list;
 pub(crate) struct ReceiveQueue {
     /// Entries written, free-running.
     pub(crate) producer: u32,
+    /// Entries that were known to be done when there was last no room without asking: the word that says
+    /// it is written by who polls, and would come from that processor each time.
+    finished: u32,
 }
 
 impl ReceiveQueue {
     pub(crate) fn new() -> Self {
-        Self { producer: 0 }
+        Self::beginning_at(0)
+    }
+
+    /// An empty queue whose next entry has this index.
+    pub(crate) fn beginning_at(index: u32) -> Self {
+        Self {
+            producer: index,
+            finished: index,
+        }
     }
 }
 
 impl Qp {
-    /// Receives that may still be posted, when `posted` were until now.
+    /// Whether a receive may be posted now.
     #[inline]
-    pub(crate) fn receive_room(&self, posted: u32) -> u32 {
-        let finished = self.receive_finished.load(Ordering::Acquire);
-        self.layout
-            .receive
-            .ring
-            .entries
-            .saturating_sub(posted.wrapping_sub(finished))
+    fn has_receive_room(&self, queue: &mut ReceiveQueue) -> bool {
+        self.has_receive_room_after(queue.finished, queue.producer)
+            || self.has_more_receive_room(queue)
+    }
+
+    /// As [`Qp::has_receive_room`], where what was known to be done is not enough.
+    #[cold]
+    fn has_more_receive_room(&self, queue: &mut ReceiveQueue) -> bool {
+        queue.finished = self.receive_finished.load(Ordering::Acquire);
+        self.has_receive_room_after(queue.finished, queue.producer)
+    }
+
+    /// Whether there is room when those `finished` of those `posted` are done. What a device says of
+    /// more than was posted makes no room.
+    #[inline]
+    fn has_receive_room_after(&self, finished: u32, posted: u32) -> bool {
+        posted.wrapping_sub(finished) < self.layout.receive.ring.entries
     }
 
     /// Remembers the receive at `index`.
@@ -63,7 +84,7 @@ impl Qp {
         if sges.len() > self.layout.receive.max_sge as usize {
             return Err(libc::EINVAL);
         }
-        if self.receive_room(queue.producer) == 0 {
+        if !self.has_receive_room(queue) {
             return Err(libc::ENOMEM);
         }
         // SAFETY: the memory was made for this layout (`Qp::boxed`); the device is done with the entry,
@@ -94,6 +115,33 @@ mod tests {
     use crate::testing::{cap, post_receive, rc, sge, Page};
     use core::ptr;
     use ferrite_abi::{Plain, ReceiveHeader, Sge};
+
+    #[test]
+    fn a_full_queue_refuses_and_a_completion_makes_room() {
+        let mut page = Page::new();
+        let qp = rc(&cap(1, 4, 1, 1, 0), page.doorbells());
+        let entries = qp.layout.receive.ring.entries;
+        let start = u32::MAX - 5;
+        qp.begin_at(start);
+        let mut request = ibv_recv_wr::default();
+        let mut post = || post_receive(&qp, &mut request);
+        for _ in 0..entries {
+            assert_eq!(post(), 0);
+        }
+        assert_eq!(post(), libc::ENOMEM);
+        // The third is done, and with it the two before.
+        for round in 0..8u32 {
+            qp.receive_done(start.wrapping_add(3 * round + 2));
+            for _ in 0..3 {
+                assert_eq!(post(), 0);
+            }
+            assert_eq!(post(), libc::ENOMEM);
+        }
+        // One that was never posted.
+        let beyond = qp.receive.lock().producer.wrapping_add(100);
+        qp.receive_done(beyond);
+        assert_eq!(post(), libc::ENOMEM);
+    }
 
     #[test]
     fn a_receive_is_laid_out_as_the_interface_says() {

@@ -8,11 +8,11 @@
 
 use core::ffi::c_int;
 use core::mem::{offset_of, size_of};
-use core::ptr;
+use core::ptr::{self, NonNull};
 use core::sync::atomic::{fence, AtomicU32, Ordering};
 
 use ferrite_abi::{
-    Plain, QueuePairRecord, ReceiveHeader, Sge, SrqRecord, UverbsContextResponse, BLOCK_SIZE,
+    QueuePairRecord, ReceiveHeader, Sge, SrqRecord, UverbsContextResponse, BLOCK_SIZE,
     RQ_MIN_LOG_STRIDE,
 };
 
@@ -126,9 +126,13 @@ impl ReceiveRing {
         // to write. It is `stride` bytes long, of which header and `max_sge` scatter/gather entries
         // take no more (`new`).
         unsafe {
-            let mut cursor = Cursor(entry);
-            cursor.put(header.as_bytes());
-            cursor.put_from(sges.as_ptr().cast(), size_of_val(sges));
+            entry.cast::<ReceiveHeader>().write(header);
+            let place = entry.add(size_of::<ReceiveHeader>()).cast::<ibv_sge>();
+            match sges {
+                // One is the most usual count by far.
+                [sge] => place.write(*sge),
+                sges => ptr::copy_nonoverlapping(sges.as_ptr(), place, sges.len()),
+            }
         }
     }
 }
@@ -190,7 +194,18 @@ pub(crate) const SHARED_RECEIVE: Words = Words {
 pub(crate) struct QueueBuffer {
     buffer: Buffer,
     record_offset: usize,
+    /// At `record_offset` of the buffer.
+    record: NonNull<[AtomicU32; RECORD_WORDS]>,
 }
+
+/// Words that there is room for in every record, those of the longest: so a word that is named by a
+/// constant takes no check.
+const RECORD_WORDS: usize = size_of::<QueuePairRecord>() / 4;
+
+// SAFETY: it is as good as `buffer`, which `record` is in.
+unsafe impl Send for QueueBuffer {}
+// SAFETY: what `record` gives are atomics.
+unsafe impl Sync for QueueBuffer {}
 
 impl QueueBuffer {
     /// Memory for rings of so many bytes and a `Record`, from where the domain gets it.
@@ -199,11 +214,16 @@ impl QueueBuffer {
     ///
     /// As for [`Pd::buffer`].
     pub(crate) unsafe fn new<Record>(pd: *mut ibv_pd, rings: usize) -> Result<Self, c_int> {
+        const { assert!(size_of::<Record>() <= RECORD_WORDS * 4) };
         let record_offset = rings.next_multiple_of(BLOCK_SIZE);
+        // SAFETY: what is asked for here is asked for in the same words by `Pd::buffer`.
+        let buffer = unsafe { Pd::buffer(pd, record_offset + RECORD_WORDS * 4) }?;
+        // SAFETY: the buffer is longer than `record_offset`.
+        let record = unsafe { NonNull::new_unchecked(buffer.base().add(record_offset)) };
         Ok(Self {
-            // SAFETY: what is asked for here is asked for in the same words by `Pd::buffer`.
-            buffer: unsafe { Pd::buffer(pd, record_offset + size_of::<Record>()) }?,
+            buffer,
             record_offset,
+            record: record.cast(),
         })
     }
 
@@ -220,10 +240,14 @@ impl QueueBuffer {
         self.buffer.base().wrapping_add(offset)
     }
 
-    /// A word of the record.
+    /// A word of the record, which the device reads or writes at any time.
     #[inline]
     pub(crate) fn record(&self, field: usize) -> &AtomicU32 {
-        self.buffer.word(self.record_offset + field)
+        // SAFETY: the buffer was made so long that all of them are in it, and is mapped as long as
+        // `self`; a page and blocks before it leave it aligned. This process accesses them as atomics
+        // throughout.
+        let words = unsafe { self.record.as_ref() };
+        &words[field / 4]
     }
 
     /// Sets the producer index of a ring that the device does not look at.
@@ -270,6 +294,7 @@ impl QueueBuffer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ferrite_abi::Plain;
 
     fn limits() -> UverbsContextResponse {
         UverbsContextResponse {

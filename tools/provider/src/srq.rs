@@ -256,7 +256,7 @@ pub(crate) unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
         };
         if let Some(cq) = cq {
             // The table has it as long as there is an entry to find it for.
-            cq.forget_xrc_srq(this.srqn);
+            cq.leave_xrc_srq(this);
             table.remove(this.srqn, this);
         }
     };
@@ -291,11 +291,11 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::testing::{limits, Page};
 
-    fn srq(entries: u32, page: &mut Page) -> Result<Box<Srq>, c_int> {
+    pub(crate) fn srq(entries: u32, page: &mut Page) -> Result<Box<Srq>, c_int> {
         let wanted = ibv_srq_attr {
             max_wr: entries,
             max_sge: 1,

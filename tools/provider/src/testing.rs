@@ -356,7 +356,7 @@ pub(crate) fn finish_all(qp: &Qp) {
             qp.was_posted(start, posted) && length as u32 == posted.blocks.wrapping_sub(start)
         });
     qp.send_done(last.unwrap());
-    assert!(qp.has_send_room(posted, qp.layout.send.entries));
+    assert!(qp.has_send_room(&mut qp.send.lock(), qp.layout.send.entries));
 }
 
 pub(crate) fn post_receive(qp: &Qp, wr: &mut ibv_recv_wr) -> c_int {

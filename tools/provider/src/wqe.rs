@@ -137,7 +137,7 @@ impl Part {
 }
 
 /// How the completion names an operation.
-pub(crate) fn completion_opcode(opcode: SendOpcode) -> ibv_wc_opcode {
+pub(crate) const fn completion_opcode(opcode: SendOpcode) -> ibv_wc_opcode {
     match opcode {
         SendOpcode::Send
         | SendOpcode::SendImmediate

@@ -89,7 +89,7 @@ pub(crate) unsafe fn create_srq(
         unsafe { (*srq).srqn = response.private.srqn };
         Ok((srq, response.private.srqn))
     };
-    let srq = object::make_entered(table, &mut make, &|srq| {
+    let srq = object::make_entered(table, [asked.cq, ptr::null_mut()], &mut make, &|srq| {
         // SAFETY: `make` gave it, and it is not in the table: nobody has it.
         unsafe { object::destroy(srq, || ibv_cmd_destroy_srq(srq.cast()), |_| {}) };
     })?;

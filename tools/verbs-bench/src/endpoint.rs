@@ -374,13 +374,13 @@ pub struct Shared {
     base: *mut u8,
 }
 
-/// Two halves of memory: messages go out of the first and come into the second.
-fn map_buffer() -> Outcome<*mut u8> {
+/// Memory of its own, all of it there.
+fn map_memory(length: usize) -> Outcome<*mut u8> {
     // SAFETY: a fresh mapping touches no memory in use.
     let base = unsafe {
         libc::mmap(
             ptr::null_mut(),
-            2 * HALF,
+            length,
             libc::PROT_READ | libc::PROT_WRITE,
             libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE,
             -1,
@@ -407,7 +407,8 @@ impl Shared {
         // from live ones, and `drop` takes back what was made.
         unsafe {
             shared.pd = not_null("ibv_alloc_pd", ibv_alloc_pd(verbs))?;
-            shared.base = map_buffer()?;
+            // Two halves: messages go out of the first and come into the second.
+            shared.base = map_memory(2 * HALF)?;
             shared.mr = not_null("ibv_reg_mr", shared.register(2 * HALF))?;
         }
         Ok(shared)
@@ -432,6 +433,25 @@ impl Drop for Shared {
             if !self.base.is_null() {
                 libc::munmap(self.base.cast(), 2 * HALF);
             }
+        }
+    }
+}
+
+/// Memory beside the buffer, for messages to and from all over it.
+struct Span {
+    base: *mut u8,
+    length: usize,
+    mr: *mut ibv_mr,
+}
+
+impl Drop for Span {
+    fn drop(&mut self) {
+        // SAFETY: both were made with it, and no message is under way.
+        unsafe {
+            if !self.mr.is_null() {
+                ibv_dereg_mr(self.mr);
+            }
+            libc::munmap(self.base.cast(), self.length);
         }
     }
 }
@@ -535,6 +555,7 @@ impl Handled<'_> {
 pub struct Session {
     connections: Vec<Connection>,
     regions: Vec<*mut ibv_mr>,
+    span: Option<Span>,
     /// Completion queues of clones; where there are none, these have the shared one.
     handlers: Vec<Queue>,
     shared: Option<Shared>,
@@ -575,6 +596,7 @@ impl Session {
         Self {
             connections: Vec::new(),
             regions: Vec::new(),
+            span: None,
             handlers: Vec::new(),
             shared: None,
             shape,
@@ -826,6 +848,57 @@ impl Session {
         }
     }
 
+    /// Has memory of so many bytes beside the buffer; gives its address and remote key.
+    pub fn make_span(&mut self, length: usize) -> Outcome<(u64, u32)> {
+        self.span = None;
+        let base = map_memory(length)?;
+        let mut span = Span {
+            base,
+            length,
+            mr: ptr::null_mut(),
+        };
+        let pd = self.shared().pd;
+        // SAFETY: the domain is live and the range mapped.
+        let mr = unsafe { ibv_reg_mr(pd, base.cast(), length, ACCESS as i32) };
+        span.mr = not_null("ibv_reg_mr", mr)?;
+        self.span = Some(span);
+        // SAFETY: the region was just made.
+        Ok((base as u64, unsafe { (*mr).rkey }))
+    }
+
+    /// Posts one write from byte `at` of that memory, which has room for it, to the same of the other
+    /// end's.
+    #[inline]
+    pub fn post_span(&mut self, at: u64, work: &Work) -> Outcome {
+        let span = self.span.as_ref().ok_or("there is no span")?;
+        let qp = self.connections[0].qp;
+        // SAFETY: the queue pair is live, and the list lives through the call.
+        unsafe {
+            let mut entry = ibv_sge {
+                addr: span.base as u64 + at,
+                length: work.size,
+                lkey: (*span.mr).lkey,
+            };
+            let mut wr = ibv_send_wr {
+                wr_id: work.wr_id,
+                sg_list: &mut entry,
+                num_sge: 1,
+                opcode: work.opcode,
+                ..Default::default()
+            };
+            if work.signalled {
+                wr.send_flags |= IBV_SEND_SIGNALED;
+            }
+            wr.wr.rdma.remote_addr = work.remote.0 + at;
+            wr.wr.rdma.rkey = work.remote.1;
+            let mut bad = ptr::null_mut();
+            match (*(*qp).context).ops.post_send {
+                Some(post) => check("ibv_post_send", post(qp, &mut wr, &mut bad)),
+                None => Err("no post_send".into()),
+            }
+        }
+    }
+
     /// Posts one write of up to a page out of one's region and into the other's.
     #[inline]
     pub fn post_between(&mut self, number: usize, work: &Work) -> Outcome {
@@ -1033,6 +1106,7 @@ impl Drop for Session {
     fn drop(&mut self) {
         self.close();
         self.handlers.clear();
+        self.span = None;
         // Before the identifiers' channel.
         self.shared = None;
     }

@@ -33,6 +33,7 @@ verbs-bench count COMMAND..                      runs a command between the mark
   --handlers N        completion queues that the cloned connections are spread over, each on a
                       completion vector of its own; for scale_handlers
   --one-vector        ... all on the first vector
+  --span N            MiB of memory beside the buffer (default 1), for write_span
   --moderation N:US   events wait for N completions, or for so many microseconds; for load
 
 Tests; each prints one line of JSON:
@@ -51,6 +52,7 @@ Tests; each prints one line of JSON:
                       writes whose completions come by events, one after the other in a thread for
                       each handler: their time, then two counted spans as above
   scale_regions:N     the same with 64 B writes out of and into N regions of a page, in turn
+  write_span:BYTES    writes through --span MiB of both ends, one place after the other
   load:N              64 B writes, N of them under way all the time, each with a completion; events
                       are waited for: the time of each, and interrupts of the last run
   memory_qp:N memory_cq:N memory_mr:N
@@ -73,6 +75,7 @@ struct Arguments {
     handlers: usize,
     one_vector: bool,
     moderation: Option<(u16, u16)>,
+    span: u64,
 }
 
 fn parse() -> Outcome<Arguments> {
@@ -90,6 +93,7 @@ fn parse() -> Outcome<Arguments> {
         handlers: 0,
         one_vector: false,
         moderation: None,
+        span: 1,
     };
     let mut given = std::env::args().skip(1);
     while let Some(word) = given.next() {
@@ -105,6 +109,7 @@ fn parse() -> Outcome<Arguments> {
             "--handlers" => arguments.handlers = number(&value()?)?,
             "--one-vector" => arguments.one_vector = true,
             "--moderation" => arguments.moderation = Some(moderation(&value()?)?),
+            "--span" => arguments.span = number(&value()?)?,
             "--messages" => arguments.messages = number(&value()?)?,
             "--wait" => arguments.wait = Wait::parse(&value()?)?,
             "--help" | "-h" => arguments.words = vec!["help".into()],
@@ -283,6 +288,10 @@ fn serve_one(control: &mut Control, listener: &Listener) -> Outcome {
                 session.drop_regions();
                 let keys = session.make_regions(number(count)?)?;
                 control.say_numbers("keys", &keys)?;
+            }
+            (["span", length], Some(session)) => {
+                let (address, rkey) = session.make_span(number(length)?)?;
+                control.say(&format!("span {address} {rkey}"))?;
             }
             (["connect", count], _) => {
                 session = None;
@@ -496,6 +505,7 @@ impl Client {
         }
         let parts = name.split_once('_');
         let kind = parts.and_then(|(kind, _)| Kind::parse(kind));
+        let kind = kind.filter(|_| name != "write_span");
         let mut more = String::new();
         // The first run, which shows how many are needed, is short for large messages as well.
         let start = if length && size > 1 << 18 { 1 } else { 4 };
@@ -528,6 +538,22 @@ impl Client {
                     more = format!(",\"interrupts\":{all},\"interrupts_busiest\":{busiest}");
                 }
                 timed
+            }
+            (None, _) if name == "write_span" => {
+                let length = self.arguments.span << 20;
+                if u64::from(size) > length {
+                    return Err("a message is longer than the span".into());
+                }
+                self.control.say(&format!("span {length}"))?;
+                self.session.make_span(length as usize)?;
+                let remote = buffer(&self.control.expect("span")?)?;
+                // Each place is used in the first run, which is not looked at. No run is so short that one
+                // pause of a busy machine makes it long enough.
+                let start = (length / u64::from(size)).max(256);
+                self.growing(start, |client, count| {
+                    let session = &mut client.session;
+                    Ok(traffic::write_span(session, count, size, (length, remote))?.as_secs_f64())
+                })?
             }
             (None, _) if name == "load" => {
                 let under_way = self.under_load(size)?;

@@ -311,6 +311,47 @@ pub fn write_between(
     Ok(start.elapsed())
 }
 
+/// Writes from all over the memory of [`Session::make_span`], which has so many bytes, to the same places of
+/// the other end's, one after the other and round again; it ends when all are complete, and so arrived.
+pub fn write_span(
+    session: &mut Session,
+    count: u64,
+    size: u32,
+    (length, remote): (u64, (u64, u32)),
+) -> Outcome<Duration> {
+    const SIGNAL: u64 = 4;
+    const DEPTH: u64 = 16;
+    let places = (length / u64::from(size)).max(1);
+    let count = count.next_multiple_of(SIGNAL);
+    let start = Instant::now();
+    let (mut posted, mut completed) = (0, 0);
+    let mut idle_polls = 0;
+    while completed < count {
+        while posted < count && posted - completed < DEPTH {
+            let work = Work {
+                opcode: IBV_WR_RDMA_WRITE,
+                size,
+                signalled: (posted + 1) % SIGNAL == 0,
+                wr_id: 0,
+                remote,
+            };
+            session.post_span(posted % places * u64::from(size), &work)?;
+            posted += 1;
+        }
+        let mut each = |_: &mut Session, _| {
+            completed += SIGNAL;
+            Ok(())
+        };
+        if session.poll(&mut each)? == 0 {
+            session.pause(Wait::Spin, &mut each)?;
+            too_long(&mut idle_polls, start, count)?;
+        } else {
+            idle_polls = 0;
+        }
+    }
+    Ok(start.elapsed())
+}
+
 /// Writes whose completions come by events, each handler's in a thread of its own, on the processor
 /// that has the handler's number.
 pub fn write_by_events(
