@@ -183,6 +183,7 @@ fn stages_in_turn(options: &Options, report: &mut Report) -> Result<()> {
     if options.stage_wanted("unit") {
         report.stage("unit: engine, device, fabric, lab");
         unit(options, report)?;
+        cost(options, report);
     }
     if options.stage_wanted("conformance") {
         report.stage("conformance: the specification, and what checks it");
@@ -673,6 +674,41 @@ fn unit(options: &Options, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
+/// Counts the instructions of the provider's paths, and prints them. They have bounds where they are
+/// optimised, as what is installed is, and the tests of the other crates are not: it takes a build of the
+/// provider's tests of its own, and a second.
+fn cost(options: &Options, report: &mut Report) {
+    let name = "posting and polling take few instructions in a program that is optimised";
+    if !options.wanted(name) {
+        return;
+    }
+    report.test(name, || {
+        let log = log_path("cost");
+        let _ = fs::remove_file(&log);
+        let mut test = cargo("test");
+        test.args(["--release", "--lib", "-p", "ferrite-provider", "cost::"]);
+        run_within(test.args(["--", "--nocapture"]), &log, Some(UNIT_LIMIT))?;
+        let said = fs::read_to_string(&log)?;
+        let counts = counts(&said);
+        // Where it may not trace it counts nothing, and is content.
+        ensure!(!counts.is_empty(), "{} has no counts", log.display());
+        for count in counts {
+            println!("          {count}");
+        }
+        Ok(())
+    });
+}
+
+/// The lines of that test that say how many instructions something takes.
+fn counts(said: &str) -> Vec<&str> {
+    let is_count = |line: &&str| {
+        line.strip_suffix(" instructions")
+            .and_then(|line| line.rsplit_once(": "))
+            .is_some_and(|(_, count)| count.parse::<u64>().is_ok())
+    };
+    said.lines().filter(is_count).collect()
+}
+
 /// The kernels that the wanted tests run on.
 fn flavours(options: &Options) -> Vec<Flavour> {
     let mut flavours = Vec::new();
@@ -941,7 +977,7 @@ fn vm_group(group: &Group, options: &Options, report: &Mutex<&mut Report>) -> Re
 
 #[cfg(test)]
 mod tests {
-    use super::{cargo_results, flavours, groups, Options};
+    use super::{cargo_results, counts, flavours, groups, Options};
     use crate::kernel::Flavour;
 
     #[test]
@@ -965,6 +1001,17 @@ mod tests {
             assert_eq!(runs(&stage), group.long, "{}", group.name);
         }
         assert_eq!(flavours(&stage), [Flavour::Stock, Flavour::Test]);
+    }
+
+    #[test]
+    fn counts_of_instructions_are_found_and_nothing_else() {
+        let text = "running 3 tests\n\
+            read: 148 instructions\n\
+            skipped: this process may not trace its children\n\
+            read: 148 instructions, 100 at most\n\
+            test cost::posting_and_polling_take_few_instructions ... ok\n";
+        assert_eq!(counts(text), ["read: 148 instructions"]);
+        assert_eq!(counts("no: few instructions"), [""; 0]);
     }
 
     #[test]

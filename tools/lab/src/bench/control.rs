@@ -36,7 +36,7 @@ pub fn time_round(serving: &mut Serving<'_>, plan: &Plan, run: &mut Run) -> Resu
                 rename: None,
                 way: Some("spin"),
             };
-            time_group(serving, driver, &group, plan.milliseconds, run)?;
+            time_group(serving, driver, &group, plan.control_milliseconds, run)?;
         }
     }
     Ok(())

@@ -43,6 +43,8 @@ pub enum Driver {
     Virtio,
     /// The same without frames that are larger than its MTU.
     VirtioPlain,
+    /// No device: what the machine copies in memory.
+    Memcpy,
 }
 
 impl Driver {
@@ -64,13 +66,14 @@ impl Driver {
             Self::SplitPull => "split-pull",
             Self::Virtio => "virtio-net",
             Self::VirtioPlain => "virtio-net-plain",
+            Self::Memcpy => "memcpy",
         }
     }
 
     /// Third number of its network's addresses.
     fn net(self) -> u8 {
         match self {
-            Self::Ferrite | Self::Local | Self::SplitPush | Self::SplitPull => 0,
+            Self::Ferrite | Self::Local | Self::SplitPush | Self::SplitPull | Self::Memcpy => 0,
             Self::Rxe | Self::Tcp | Self::Virtio | Self::VirtioPlain => 1,
             Self::Siw => 2,
         }

@@ -4,6 +4,7 @@
 //! Times are taken in VMs that nothing else is done to. Counts are taken in a second pair of VMs,
 //! because QEMU's counting slows a guest down, most of all where the guest does most of the work.
 
+mod adapter;
 mod control;
 mod functions;
 mod interface;
@@ -49,7 +50,7 @@ pub struct Options {
     /// Look at what the device's time goes into.
     pub profile: bool,
     /// Only parts whose names contain one of these, with `|` between them: `time`, `moderation`,
-    /// `count`, [`control::PARTS`], [`storage::PARTS`], [`scale::PARTS`], [`split::PARTS`], [`interface::PARTS`], `handlers`, `profile`. What the others have
+    /// `count`, [`control::PARTS`], [`storage::PARTS`], [`scale::PARTS`], [`split::PARTS`], [`interface::PARTS`], [`adapter::PART`], `handlers`, `profile`. What the others have
     /// measured before is kept.
     pub only: Option<String>,
 }
@@ -96,6 +97,9 @@ struct Plan {
     objects: [u64; 3],
     /// How long a disk or a file is used.
     storage_milliseconds: u64,
+    /// Registrations and connections go through so much of a guest's kernel that a short time is spent
+    /// translating it.
+    control_milliseconds: u64,
     /// Requests of 4 KiB whose instructions are counted; of large ones an eighth.
     storage_requests: u64,
     /// Registrations and connections whose instructions are counted.
@@ -135,6 +139,7 @@ impl Plan {
                 scale_messages: 4096,
                 objects: [1000, 10_000, 500],
                 storage_milliseconds: 1000,
+                control_milliseconds: 1000,
                 storage_requests: 2048,
                 control_counts: [128, 16],
             };
@@ -154,6 +159,7 @@ impl Plan {
             scale_messages: 16_384,
             objects: [4000, 30_000, 2000],
             storage_milliseconds: 2000,
+            control_milliseconds: 1500,
             storage_requests: 8192,
             control_counts: [512, 64],
         }
@@ -339,6 +345,18 @@ pub fn run(options: &Options) -> Result<()> {
             } else {
                 interface::time_round(&machines, &mut run)?;
             }
+        }
+        for finding in machines.findings() {
+            println!("      kernel report: {finding}");
+            run.missing.push(format!("kernel report: {finding}"));
+        }
+    }
+    if wanted(adapter::PART) {
+        run.progress("booting two machines with a function each of one device");
+        let machines = adapter::Machines::boot(&folder, &kernel, &modules)?;
+        for round in 1..=plan.rounds {
+            run.progress(&format!("adapter, round {round} of {}", plan.rounds));
+            adapter::round(&machines, &plan, &mut run)?;
         }
         for finding in machines.findings() {
             println!("      kernel report: {finding}");

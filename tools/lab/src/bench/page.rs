@@ -13,7 +13,7 @@ use super::machines::Driver;
 use super::moderation::Moderation;
 use super::plot::{Plot, Point, Series};
 use super::results::{human, short, Bar, Record, Results};
-use super::{interface, split};
+use super::{adapter, interface, split};
 
 /// Everything that is written down.
 pub struct Report<'a> {
@@ -38,6 +38,7 @@ fn colour(driver: Driver) -> &'static str {
         Driver::SplitPull => "#c99a2e",
         Driver::Virtio => "#2166ac",
         Driver::VirtioPlain => "#6d9fcf",
+        Driver::Memcpy => "#555",
     }
 }
 
@@ -299,22 +300,31 @@ fn escape(text: &str) -> String {
         .replace('>', "&gt;")
 }
 
+/// How many times better; of what is a share of something a digit more is wanted.
+fn factor(factor: f64) -> String {
+    if factor < 2.0 {
+        format!("{factor:.2}")
+    } else {
+        format!("{factor:.1}")
+    }
+}
+
 fn bars_table(bars: &[Bar]) -> String {
     let mut out = String::from(
-        "<table><tr><th>compared with the best of rxe, siw and, for disks and files, TCP</th><th>Ferrite</th><th>the best other</th>\
+        "<table><tr><th>compared with the best of rxe, siw and, for disks and files, TCP; or with memcpy</th><th>Ferrite</th><th>the best other</th>\
          <th>unit</th><th>times better</th><th>bar</th><th></th></tr>\n",
     );
     for bar in bars {
         let _ = writeln!(
             out,
             "<tr><td>{}</td><td class=n>{}</td><td class=n>{} ({})</td><td>{}</td>\
-             <td class=n>{:.1}</td><td class=n>{}</td><td class={}>{}</td></tr>",
+             <td class=n>{}</td><td class=n>{}</td><td class={}>{}</td></tr>",
             escape(&bar.what),
             short(bar.ferrite),
             short(bar.other),
             bar.other_driver,
             bar.unit,
-            bar.factor,
+            factor(bar.factor),
             bar.wanted,
             if bar.met { "met" } else { "missed" },
             if bar.met { "met" } else { "missed" },
@@ -436,11 +446,13 @@ pub fn write(report: &Report<'_>, folder: &Path) -> Result<()> {
         bars_table(report.bars)
     );
     // Each has a table of its own.
-    let tests = report.results.records.iter();
-    let (of_interface, others): (Vec<_>, Vec<_>) = tests
-        .map(|record| record.test.clone())
-        .partition(|test| test.starts_with("interface_"));
-    plotted.extend(of_interface);
+    let all = || report.results.records.iter().map(|r| r.test.clone());
+    let but = |prefix| all().filter(move |test: &String| !test.starts_with(prefix));
+    for prefix in ["interface_", "adapter_"] {
+        plotted.extend(all().filter(|test| test.starts_with(prefix)));
+    }
+    let (others, others_of_adapter): (Vec<_>, Vec<_>) =
+        (but("interface_").collect(), but("adapter_").collect());
     let _ = write!(
         page,
         "<h2>Plots</h2>\n<div class=plots>\n{figures}</div>\n<h2>Everything else</h2>\n\
@@ -462,6 +474,19 @@ pub fn write(report: &Report<'_>, folder: &Path) -> Result<()> {
          <p>The device as the network card of both machines, beside virtio-net with a wire of its own. Counts are of a MiB \
          of a TCP stream, and of an echo.</p>\n{}",
         other_table(report.results, &others, &interface::DRIVERS)
+    );
+    let _ = write!(
+        page,
+        "<h2>Between functions of one adapter</h2>\n\
+         <p>Writes of 1 MiB from one machine into the other, both functions of one device process, through {} and \
+         through {} MiB of each, beside memcpy of as much on the machine itself.</p>\n{}",
+        adapter::WORKS[0].2,
+        adapter::WORKS[1].1,
+        other_table(
+            report.results,
+            &others_of_adapter,
+            &[Driver::Ferrite, Driver::Memcpy]
+        )
     );
     if let Some(profile) = report.profile {
         let _ = write!(

@@ -264,11 +264,13 @@ pub fn functions(pid: u32, program: &Path, samples: &Samples) -> Vec<(String, f6
     all
 }
 
+/// Mebibytes that no cache holds.
+pub const MANY: usize = 128;
+
 /// Bytes a second that this machine copies, from one mebibyte to another: the same two again and
 /// again, and through so many that no cache holds them.
 pub fn memcpy_speed() -> (f64, f64) {
     const BLOCK: usize = 1 << 20;
-    const MANY: usize = 128;
     let source = vec![1_u8; BLOCK * MANY];
     let mut target = vec![2_u8; BLOCK * MANY];
     let mut best = |blocks: usize| {

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 use super::machines::Driver;
-use super::storage;
+use super::{adapter, storage};
 
 /// One driver, one test, one size.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -144,7 +144,7 @@ impl Results {
     /// Ferrite against the better of the others, where all have a record.
     fn bar(&self, what: String, test: &str, size: u64, qps: u64, wanted: f64) -> Option<Bar> {
         let ferrite = self.find(Driver::Ferrite, test, size, qps)?;
-        let others = [Driver::Rxe, Driver::Siw, Driver::Tcp];
+        let others = [Driver::Rxe, Driver::Siw, Driver::Tcp, Driver::Memcpy];
         let better = |a: &&Record, b: &&Record| {
             let order = a.median.total_cmp(&b.median);
             if ferrite.higher_is_better {
@@ -241,6 +241,10 @@ impl Results {
             ));
         }
         bars.extend(self.bar("connections".into(), "connections", 0, 1, 1.5));
+        for (test, _, words, wanted) in adapter::WORKS {
+            let what = format!("1 MiB writes between functions, {words}");
+            bars.extend(self.bar(what, test, adapter::SIZE, 1, wanted));
+        }
         for job in storage::JOBS {
             let wanted = if job.is_small() { 2.0 } else { 3.0 };
             let (size, depth) = job.key();

@@ -439,6 +439,7 @@ Each file names the one of rust/kernel that it is meant for.
             "rust/kernel_ext/memcg.rs",
             "rust/kernel_ext/memory.rs",
             "rust/kernel_ext/module_string.rs",
+            "rust/kernel_ext/print.rs",
             "rust/kernel_ext/random.rs",
             "rust/kernel_ext/ratelimit.rs",
             "rust/kernel_ext/user.rs",
@@ -478,6 +479,7 @@ refers.
             "rust/rdma/counters.rs",
             "rust/rdma/macros.rs",
             "rust/rdma/port.rs",
+            "rust/rdma/print.rs",
             "rust/rdma/udata.rs",
         ],
         edits: &[],
@@ -578,7 +580,7 @@ Memory of processes that is not pinned, whose pages come and go (ODP).
 The driver is told before they go, and asks for them when its device
 needs them.
 ",
-        files: &["rust/rdma/odp.rs"],
+        files: &["rust/rdma/odp.rs", "rust/rdma/odp/"],
         edits: &[],
     },
     Step {
@@ -612,9 +614,10 @@ at compile time.
         subject: "RDMA/rust: Add network interfaces of ports",
         body: "\
 A port that shares its link with a network interface follows it: its
-addresses, its state, and its coming and going.
+addresses, its state, and its coming and going. What needs RTNL is
+called with a token of it, which is meant for rust/kernel/net.
 ",
-        files: &["rust/rdma/netdev.rs"],
+        files: &["rust/kernel_ext/rtnl.rs", "rust/rdma/netdev.rs"],
         edits: &[],
     },
     Step {
@@ -643,6 +646,7 @@ With it all of the abstractions for drivers is compiled.
 ",
         files: &[
             "rust/rdma/device.rs",
+            "rust/rdma/device/",
             "rust/rdma/driver.rs",
             "rust/rdma/mod.rs",
             "rust/rdma/ops.rs",
@@ -665,6 +669,7 @@ is here.
             "rust/rdma/consumer/",
             "rust/rdma/extension.rs",
             "rust/rdma/ulp.rs",
+            "rust/rdma/ulp/",
         ],
         edits: &[],
     },
@@ -675,7 +680,7 @@ Tests of what needs no device: the table of operations of drivers with
 more and with fewer capabilities, conversions both ways, references and
 drops.
 ",
-        files: &["rust/rdma/tests.rs"],
+        files: &["rust/rdma/tests.rs", "rust/rdma/tests/"],
         edits: &[],
     },
     Step {
@@ -698,12 +703,11 @@ the tree of networking.
 A driver of an Ethernet device implements a trait for its data of one
 device, and traits of what the device can do besides: the tables of
 operations have what is implemented. A device is registered with a NAPI
-instance for each of its queues. What needs RTNL is called with a token
-of it. Frames that hardware sends, and pages that it receives in, are
-mapped for as long as they are in their place, while its driver is bound.
+instance for each of its queues. Frames that hardware sends, and pages
+that it receives in, are mapped for as long as they are in their place,
+while its driver is bound.
 ",
         files: &[
-            "rust/kernel_ext/rtnl.rs",
             "rust/net/device.rs",
             "rust/net/device/",
             "rust/net/dma.rs",
@@ -728,6 +732,7 @@ With it all of net is compiled, and its tests are.
             "rust/net/attachment.rs",
             "rust/net/mod.rs",
             "rust/net/tests.rs",
+            "rust/net/tests/",
         ],
         edits: &[],
     },
@@ -809,7 +814,10 @@ Commands that wait for their turn, are under way, or wait for their
 answer. Many are under way at once, each process has its share of the
 ring, and a device that does not answer is given up.
 ",
-        files: &["drivers/infiniband/hw/ferrite/requests.rs"],
+        files: &[
+            "drivers/infiniband/hw/ferrite/requests.rs",
+            "drivers/infiniband/hw/ferrite/requests/",
+        ],
         edits: &[],
     },
     Step {
@@ -817,7 +825,10 @@ ring, and a device that does not answer is given up.
         body: "\
 The ring of commands, which are types that know their reply.
 ",
-        files: &["drivers/infiniband/hw/ferrite/cqp.rs"],
+        files: &[
+            "drivers/infiniband/hw/ferrite/cqp.rs",
+            "drivers/infiniband/hw/ferrite/cqp/",
+        ],
         edits: &[],
     },
     Step {
@@ -841,6 +852,7 @@ write; no register is read. Queues grow with what may happen at once.
 ",
         files: &[
             "drivers/infiniband/hw/ferrite/eq.rs",
+            "drivers/infiniband/hw/ferrite/eq/",
             "drivers/infiniband/hw/ferrite/event_class.rs",
             "drivers/infiniband/hw/ferrite/growth.rs",
             "drivers/infiniband/hw/ferrite/qp_event.rs",
@@ -857,6 +869,7 @@ used.
         files: &[
             "drivers/infiniband/hw/ferrite/binding.rs",
             "drivers/infiniband/hw/ferrite/handler.rs",
+            "drivers/infiniband/hw/ferrite/handler/",
             "drivers/infiniband/hw/ferrite/moderation.rs",
             "drivers/infiniband/hw/ferrite/priority.rs",
             "drivers/infiniband/hw/ferrite/service.rs",
@@ -871,6 +884,7 @@ Which handler a completion vector stands for, as processors come and go.
         files: &[
             "drivers/infiniband/hw/ferrite/steering.rs",
             "drivers/infiniband/hw/ferrite/vector_map.rs",
+            "drivers/infiniband/hw/ferrite/vector_map/",
         ],
         edits: &[],
     },
@@ -882,6 +896,7 @@ buffers and of memory of the device, and fast registration.
 ",
         files: &[
             "drivers/infiniband/hw/ferrite/mr.rs",
+            "drivers/infiniband/hw/ferrite/mr/",
             "drivers/infiniband/hw/ferrite/tpt.rs",
         ],
         edits: &[],
@@ -917,6 +932,7 @@ kernel; what all queues have in common is here as well.
 ",
         files: &[
             "drivers/infiniband/hw/ferrite/cq.rs",
+            "drivers/infiniband/hw/ferrite/cq/",
             "drivers/infiniband/hw/ferrite/queue.rs",
         ],
         edits: &[],
@@ -930,6 +946,7 @@ their attributes.
         files: &[
             "drivers/infiniband/hw/ferrite/qp.rs",
             "drivers/infiniband/hw/ferrite/qp/attributes.rs",
+            "drivers/infiniband/hw/ferrite/qp/create.rs",
             "drivers/infiniband/hw/ferrite/qp/layout.rs",
         ],
         edits: &[],
@@ -1003,6 +1020,7 @@ whole; counters of queue pairs, and what the device has of an object.
         files: &[
             "drivers/infiniband/hw/ferrite/device.rs",
             "drivers/infiniband/hw/ferrite/qp_counters.rs",
+            "drivers/infiniband/hw/ferrite/qp_counters/",
             "drivers/infiniband/hw/ferrite/raw_dump.rs",
         ],
         edits: &[],
@@ -1030,6 +1048,7 @@ tells of it. Those who had objects of it are told, and end them.
         files: &[
             "drivers/infiniband/hw/ferrite/parting.rs",
             "drivers/infiniband/hw/ferrite/recovery.rs",
+            "drivers/infiniband/hw/ferrite/recovery/",
         ],
         edits: &[],
     },
@@ -1077,7 +1096,7 @@ tests any RoCE device.
 ",
         files: &[
             "Kconfig#SAMPLE_RUST_RDMA_LOOP",
-            "samples/rust_rdma_loop/loop_main.rs",
+            "samples/rust_rdma_loop/",
             "tools/patches/tree/samples/rust/rdma_loop/Makefile",
         ],
         edits: &[

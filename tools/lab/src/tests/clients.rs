@@ -17,6 +17,10 @@ pub const TESTS: &[VmTest] = &[
     }),
     VmTest::new("perftest over connections of rdma_cm", perftest_connected),
     VmTest::new(
+        "perftest over raw packets: raw_ethernet_bw and raw_ethernet_lat",
+        raw_ethernet,
+    ),
+    VmTest::new(
         "the rest of rdma-core's programs: udaddy, mckey, cmtime, rstream, riostream, XRC pingpong",
         other_examples,
     ),
@@ -158,6 +162,54 @@ fn perftest_connected(cluster: &Cluster) -> Result<()> {
         let command = format!("{program} -R -d $dev -x $gid -p 18517 -n 50 -F");
         let run = || until_heard((one, &command), (two, &format!("{command} $peer")));
         unless_it_is_early(cluster, run).context(program)?;
+    }
+    Ok(())
+}
+
+/// Messages of [`raw_ethernet`], in which nobody sends again what was lost.
+const RAW_MESSAGES: usize = 500;
+
+/// Frames that programs make themselves, by raw packet queue pairs and rules for what they receive.
+fn raw_ethernet(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    let address = |vm: &Vm| {
+        let address = vm.sh("cat /sys/class/net/eth0/address")?;
+        anyhow::Ok(address.trim().to_owned())
+    };
+    let (server, client) = (address(one)?, address(two)?);
+    // With a size, a program of bandwidth has room for less than so many frames under way.
+    for program in [
+        "raw_ethernet_lat -s 64",
+        "raw_ethernet_lat -s 1024",
+        "raw_ethernet_bw -s 64 -t 64 -r 512",
+        "raw_ethernet_bw -s 1024 -t 64 -r 512",
+    ] {
+        let command = |own: &str, peer: &str| {
+            format!("exec {program} -d $dev -B {own} -E {peer} -n {RAW_MESSAGES} -F")
+        };
+        let prelude = crate::traffic::DEVICE_AND_GID;
+        let serving = format!("{prelude} {} --server", command(&server, &client));
+        let serving = one.spawn(&serving, TIME)?;
+        // It has no socket. Its rule is there when its queue pair receives, and the first frame finds it.
+        one.wait_for(
+            "rdma resource show qp | grep RAW_PACKET | grep -q RTS || \
+                      rdma resource show qp | grep RAW_PACKET | grep -q RTR",
+            TIME,
+        )?;
+        one.sh("sleep 0.5")?;
+        let asking = format!("{prelude} {} --client", command(&client, &server));
+        let asked = two.run(&asking, TIME)?;
+        if !asked.ok() {
+            serving.signal(libc::SIGTERM)?;
+        }
+        let served = serving.wait()?;
+        if !asked.ok() || !served.ok() {
+            bail!("{program}: client {asked:?}\n--- server {served:?}");
+        }
+        for said in [&asked.out, &served.out] {
+            let line = crate::traffic::perftest_line(said);
+            line.with_context(|| format!("{program}: no result in:\n{said}"))?;
+        }
     }
     Ok(())
 }

@@ -314,7 +314,7 @@ fn same_name(cluster: &Cluster) -> Result<()> {
         .context("it came back by another name")?;
     // The sample tries every device that it is shown.
     one.wait_for(
-        "dmesg | grep -q 'rust_rdma_loop: other7: ok' && ! dmesg | grep 'rust_rdma_loop: .*not ok'",
+        "dmesg | grep -q 'other7: rust_rdma_loop: ok' && ! dmesg | grep 'rust_rdma_loop: .*not ok'",
         PATIENCE,
     )
     .context("the kernel's users were not shown it")?;

@@ -476,7 +476,7 @@ fn kernel_user(cluster: &Cluster) -> Result<()> {
         "regions_of_other_domains_are_not_posted",
     ] {
         ensure!(
-            said.contains(&format!("rust_rdma_loop: ferrite0: ok {test}")),
+            said.contains(&format!("ferrite0: rust_rdma_loop: ok {test}")),
             "the sample does not say that {test}:\n{said}"
         );
     }

@@ -95,7 +95,7 @@ fn kernel_user(cluster: &Cluster) -> Result<()> {
         let said = one.sh("dmesg | grep rust_rdma_loop")?;
         for test in DONE {
             ensure!(
-                said.contains(&format!("rust_rdma_loop: rust_soft0: ok {test}\n")),
+                said.contains(&format!("rust_soft0: rust_rdma_loop: ok {test}\n")),
                 "not done: {test}\n{said}"
             );
         }
