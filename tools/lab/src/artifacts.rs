@@ -17,15 +17,19 @@ pub fn program(name: &str) -> PathBuf {
     Path::new(OUT).join("target/release").join(name)
 }
 
-/// Cargo in the project, with the output where it belongs (the environment says where).
+/// Cargo in the project, with the output where it belongs (the environment says where). What would make a second build
+/// of a changed crate quicker makes the first one slower, and the tests: each crate is compiled in many more parts.
 pub fn cargo(subcommand: &str) -> Command {
     let mut cargo = Command::new("cargo");
     cargo.current_dir(PROJECT).arg(subcommand);
+    cargo.env("CARGO_INCREMENTAL", "0");
     cargo
 }
 
 /// Builds the programs that run on the host and in the guests.
 pub fn build_programs() -> Result<()> {
+    // Who comes second finds all of it made.
+    let _lock = FileLock::take(&Path::new(OUT).join("programs.lock"))?;
     say("building the device, the fabric, the provider and the guest programs");
     let log = log_path("cargo-build");
     let _ = fs::remove_file(&log);

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::{anyhow, bail, Context, Result};
 
 use crate::artifacts::program;
+use crate::bench::processes::usage;
 use crate::kernel::{Flavour, Kernel};
 use crate::process::{lock, Daemon, FileLock};
 use crate::vm::{mac, wait_for_socket, BootFailed, Config, Vm};
@@ -440,6 +441,16 @@ end",
     pub fn device_pid(&self, index: usize) -> Option<u32> {
         let devices = lock(&self.devices);
         devices.get(index - 1)?.as_ref().map(Daemon::pid)
+    }
+
+    /// How long all processes of the machines had processors so far: what emulates them, devices, fabric.
+    pub fn processor_time(&self) -> Duration {
+        let devices = lock(&self.devices);
+        let devices = devices.iter().flatten().map(Daemon::pid);
+        let machines = self.vms.iter().map(Vm::pid);
+        let all = machines.chain(devices).chain(self.fabric_pid());
+        let used = all.filter_map(|pid| usage(pid).ok());
+        Duration::from_secs_f64(used.map(|used| used.user + used.system).sum())
     }
 
     /// The fabric's process.

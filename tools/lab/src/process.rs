@@ -45,8 +45,15 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// How long who waits sleeps before the next look, who has waited for so long: what takes long is looked for less
+/// often. A look may be a program that is started in a guest, which takes time from what is waited for.
+fn pause_after(waited: Duration) -> Duration {
+    (waited / 32).clamp(Duration::from_millis(20), Duration::from_millis(250))
+}
+
 /// Sleeps in small steps until `ready` says so; false when the deadline came first.
 pub fn wait_until(deadline: Instant, mut ready: impl FnMut() -> Result<bool>) -> Result<bool> {
+    let start = Instant::now();
     loop {
         if ready()? {
             return Ok(true);
@@ -55,7 +62,7 @@ pub fn wait_until(deadline: Instant, mut ready: impl FnMut() -> Result<bool>) ->
         if Instant::now() >= deadline {
             return Ok(false);
         }
-        std::thread::sleep(Duration::from_millis(20));
+        std::thread::sleep(pause_after(start.elapsed()));
     }
 }
 
@@ -198,5 +205,16 @@ impl FileLock {
         };
         // SAFETY: the descriptor is open for as long as `file` lives.
         unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) != 0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn looks_are_further_apart_the_longer_it_takes() {
+        let after = |waited| pause_after(Duration::from_millis(waited)).as_millis();
+        assert_eq!([0, 640, 3200, 60_000].map(after), [20, 20, 100, 250]);
     }
 }

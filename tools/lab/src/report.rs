@@ -45,14 +45,35 @@ impl Report {
 
     /// Records one result.
     pub fn record(&mut self, name: &str, took: Duration, result: Result<()>) -> bool {
+        self.record_time(name, &format!("{:.1} s", took.as_secs_f32()), result)
+    }
+
+    /// The same of a test whose processes had processors for so long: what takes time because it waits is told from
+    /// what does because there is much to do.
+    pub fn record_with(
+        &mut self,
+        name: &str,
+        took: Duration,
+        processors: Duration,
+        result: Result<()>,
+    ) -> bool {
+        let (took, processors) = (took.as_secs_f32(), processors.as_secs_f32());
+        self.record_time(
+            name,
+            &format!("{took:.1} s, {processors:.1} s of processors"),
+            result,
+        )
+    }
+
+    fn record_time(&mut self, name: &str, time: &str, result: Result<()>) -> bool {
         match result {
             Ok(()) => {
                 self.passed += 1;
-                println!("  ok      {name} ({:.1} s)", took.as_secs_f32());
+                println!("  ok      {name} ({time})");
                 true
             }
             Err(error) => {
-                println!("  FAILED  {name} ({:.1} s)", took.as_secs_f32());
+                println!("  FAILED  {name} ({time})");
                 for line in format!("{error:#}").lines() {
                     println!("          {line}");
                 }

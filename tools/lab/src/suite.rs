@@ -68,6 +68,9 @@ const CONFORMANCE_TEST: &str = "the_device_keeps_every_requirement_of_its_specif
 /// How long the conformance test may take, some ten seconds usually.
 const CONFORMANCE_LIMIT: Duration = Duration::from_secs(30 * 60);
 
+/// How long the KUnit tests take, with the boot of their machine.
+const KUNIT_SECONDS: usize = 45;
+
 /// A command that loads modules runs all of their tests, of which there are hundreds.
 const KUNIT_LIMIT: Duration = Duration::from_secs(5 * 60);
 
@@ -153,9 +156,9 @@ fn stages(options: &Options, report: &mut Report) -> Result<()> {
     })
 }
 
-/// Makes what the machines of the last stages need while the first ones run: most of it is the
-/// test kernel, the first time. Who needs a thing waits for it; what fails here is tried again and
-/// told there.
+/// Makes what the machines of the last stages need while the first ones run: the test kernel, the first
+/// time, and always the programs and the modules, whose builds have one processor busy for much of their
+/// time. Who needs a thing waits for it; what fails here is tried again and told there.
 fn prepare_beside(options: &Options) {
     // SAFETY: Lowers the priority of this thread alone, and of what it starts; nothing else is
     // touched. Without effect it is only slower for others.
@@ -164,11 +167,20 @@ fn prepare_beside(options: &Options) {
     if wanted.is_empty() || guest::image().is_err() {
         return;
     }
+    let mut kernels = Vec::new();
     for flavour in wanted {
-        if kernel::get(flavour).is_err() {
+        let Ok(kernel) = kernel::get(flavour) else {
+            return;
+        };
+        kernels.push(kernel);
+    }
+    // One after the other: the stages before have something to do as well.
+    for kernel in kernels {
+        if build_modules(&kernel).is_err() {
             return;
         }
     }
+    let _ = build_programs();
 }
 
 fn stages_in_turn(options: &Options, report: &mut Report) -> Result<()> {
@@ -242,39 +254,59 @@ fn in_vms(options: &Options, report: &mut Report) -> Result<()> {
     if !build_for_vms(options, report)? {
         return Ok(());
     }
-    if options.stage_wanted("kunit") {
-        report.stage(&format!(
-            "kunit: tests inside the module, on the {} kernel",
-            options.flavour(Flavour::Test).name()
-        ));
-        kunit(options, report)?;
-    }
-    if options.stage_wanted("vm") {
-        vm_groups(options, report)?;
-    }
-    Ok(())
+    in_lanes(options, report)
 }
 
-/// All groups of machines, as many at a time as there are lanes.
-fn vm_groups(options: &Options, report: &mut Report) -> Result<()> {
-    let mut groups: Vec<Group> = groups()
-        .into_iter()
-        .filter(|group| !options.wanted_of(group).is_empty())
-        .collect();
-    let lanes = options.lanes().min(groups.len());
-    if lanes > 1 {
-        // The long ones first, so that none is begun when the others are done.
-        groups.sort_by_key(|group| std::cmp::Reverse(options.wanted_of(group).len()));
+/// What one lane does at a time.
+enum Work {
+    Kunit,
+    Group(Group),
+}
+
+impl Work {
+    /// All that is wanted, what takes longest first, so that the lanes end at about the same time.
+    fn wanted(options: &Options) -> Vec<Self> {
+        let mut works = Vec::new();
+        if options.stage_wanted("kunit") {
+            works.push(Self::Kunit);
+        }
+        if options.stage_wanted("vm") {
+            let groups = groups().into_iter();
+            let wanted = groups.filter(|group| !options.wanted_of(group).is_empty());
+            works.extend(wanted.map(Self::Group));
+        }
+        works.sort_by_key(|work| std::cmp::Reverse(work.seconds(options)));
+        works
     }
+
+    /// How long it takes, about.
+    fn seconds(&self, options: &Options) -> usize {
+        match self {
+            Self::Kunit => KUNIT_SECONDS,
+            Self::Group(group) => {
+                let (wanted, all) = (options.wanted_of(group).len(), group.tests().count());
+                group.seconds * wanted / all.max(1)
+            }
+        }
+    }
+}
+
+/// KUnit and all groups of machines, as many at a time as there are lanes.
+fn in_lanes(options: &Options, report: &mut Report) -> Result<()> {
+    let works = Work::wanted(options);
+    let lanes = options.lanes().min(works.len());
     report.end_stage();
     let report = Mutex::new(report);
-    let waiting = Mutex::new(groups.into_iter());
+    let waiting = Mutex::new(works.into_iter());
     let lane = || -> Result<()> {
         loop {
-            // Not held while the group runs.
+            // Not held while it is done.
             let next = lock(&waiting).next();
-            let Some(group) = next else { return Ok(()) };
-            vm_group(&group, options, &report)?;
+            match next {
+                None => return Ok(()),
+                Some(Work::Kunit) => kunit(options, &report)?,
+                Some(Work::Group(group)) => vm_group(&group, options, &report)?,
+            }
         }
     };
     std::thread::scope(|scope| {
@@ -626,6 +658,8 @@ fn unit(options: &Options, report: &mut Report) -> Result<()> {
     let start = Instant::now();
     let mut test = cargo("test");
     test.args(["--workspace", "--no-fail-fast", "--color", "never"]);
+    // Many wait: for processes, for what must not come, for the end of a limit.
+    test.env("RUST_TEST_THREADS", (2 * kernel::jobs()).to_string());
     if options.long {
         let seeds = options.seeds.unwrap_or(LONG_SEEDS).to_string();
         test.env("FERRITE_SEEDS", &seeds)
@@ -783,7 +817,12 @@ fn kernel_modules(kernel: &Kernel) -> Result<Vec<PathBuf>> {
     crate::artifacts::modules(&crate::artifacts::module_dir(kernel))
 }
 
-fn kunit(options: &Options, report: &mut Report) -> Result<()> {
+fn kunit(options: &Options, report: &Mutex<&mut Report>) -> Result<()> {
+    let stage = format!(
+        "kunit: tests inside the module, on the {} kernel",
+        options.flavour(Flavour::Test).name()
+    );
+    println!("--- {stage}");
     let start = Instant::now();
     let result = || -> Result<String> {
         let kernel = kernel::get(options.flavour(Flavour::Test))?;
@@ -811,7 +850,10 @@ fn kunit(options: &Options, report: &mut Report) -> Result<()> {
         last_look(&cluster, kernel.flavour)?;
         Ok(log)
     };
-    let log = match result() {
+    let result = result();
+    let report = &mut *lock(report);
+    report.stage_took(&stage, start.elapsed());
+    let log = match result {
         Ok(log) => log,
         Err(error) => {
             check_interrupted()?;
@@ -905,6 +947,7 @@ fn vm_group(group: &Group, options: &Options, report: &Mutex<&mut Report>) -> Re
         BOOTS
     };
     let mut seen_races = 0;
+    let mut seen_boots = 0;
     let record = |name: &str, start: Instant, result| {
         let took = start.elapsed();
         lock(report).record(name, took, result)
@@ -942,6 +985,12 @@ fn vm_group(group: &Group, options: &Options, report: &Mutex<&mut Report>) -> Re
             }
         }
         let Some(up) = cluster.as_mut() else { continue };
+        // The boot is counted in, where there was one.
+        let before = match attempt > seen_boots {
+            true => Duration::ZERO,
+            false => up.processor_time(),
+        };
+        seen_boots = attempt;
         let mut result = (0..options.repeat.unwrap_or(1)).try_for_each(|_| (test.run)(up));
         let findings = up.new_findings();
         if !findings.is_empty() {
@@ -962,7 +1011,8 @@ fn vm_group(group: &Group, options: &Options, report: &Mutex<&mut Report>) -> Re
             ));
         }
         seen_races = races;
-        let good = record(name, start, result);
+        let processors = up.processor_time().saturating_sub(before);
+        let good = lock(report).record_with(name, start.elapsed(), processors, result);
         // A failed test may leave anything behind: the next ones get fresh machines.
         if !good || test.ends_group {
             cluster = None;
@@ -977,7 +1027,7 @@ fn vm_group(group: &Group, options: &Options, report: &Mutex<&mut Report>) -> Re
 
 #[cfg(test)]
 mod tests {
-    use super::{cargo_results, counts, flavours, groups, Options};
+    use super::{cargo_results, counts, flavours, groups, Options, Work};
     use crate::kernel::Flavour;
 
     #[test]
@@ -1001,6 +1051,37 @@ mod tests {
             assert_eq!(runs(&stage), group.long, "{}", group.name);
         }
         assert_eq!(flavours(&stage), [Flavour::Stock, Flavour::Test]);
+    }
+
+    #[test]
+    fn what_takes_longest_begins_first() {
+        let names = |options: &Options| -> Vec<&'static str> {
+            let works = Work::wanted(options).into_iter();
+            let name = |work| match work {
+                Work::Kunit => "kunit",
+                Work::Group(group) => group.name,
+            };
+            works.map(name).collect()
+        };
+        let all = Options::default();
+        let works = Work::wanted(&all);
+        assert!(works.is_sorted_by_key(|work| std::cmp::Reverse(work.seconds(&all))));
+        assert!(works.iter().all(|work| work.seconds(&all) > 0));
+        assert_eq!(names(&all).first(), Some(&"checked"));
+        assert_eq!(works.len(), 1 + groups().iter().filter(|g| !g.long).count());
+        // A group of which little is wanted does not take long.
+        let some = Options {
+            filter: Some("NFS/RDMA: versions|interrupt modes: ".to_owned()),
+            ..all.clone()
+        };
+        let some = names(&some);
+        let at = |name| some.iter().position(|other| *other == name);
+        assert!(at("interrupt modes") < at("stock"), "{some:?}");
+        let only = Options {
+            stage: Some("kunit".to_owned()),
+            ..all
+        };
+        assert_eq!(names(&only), ["kunit"]);
     }
 
     #[test]

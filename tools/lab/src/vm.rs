@@ -528,23 +528,8 @@ impl Vm {
 
     /// Repeats a script until it succeeds.
     pub fn wait_for(&self, script: &str, timeout: Duration) -> Result<()> {
-        // All in one shell of the guest, which sleeps without another program's help: starting
-        // programs is what takes time there, and whoever is waited for needs it.
         let said = format!("/run/waiting-{}", self.next.fetch_add(1, Ordering::Relaxed));
-        let outcome = self.run(
-            &format!(
-                "exec {{never}}<> <(:)
-                 while :; do
-                     (
-                         {script}
-                     ) >{said} 2>&1
-                     [ $? -ne 0 ] || break
-                     read -rt 0.05 -u $never
-                 done
-                 rm {said}"
-            ),
-            timeout,
-        )?;
+        let outcome = self.run(&repeated_until_it_succeeds(script, &said), timeout)?;
         if outcome.ok() {
             return Ok(());
         }
@@ -604,6 +589,28 @@ impl Vm {
             tail(&self.serial, 40)
         )
     }
+}
+
+/// A script that repeats another one until it succeeds, which says to a file what it says.
+///
+/// All in one shell of the guest, which sleeps without another program's help: starting programs is what takes time
+/// there, and whoever is waited for needs it. So does who is in the other machines: what takes long is looked for less
+/// often, by a sixteenth of what it took so far, and every half second at the least.
+fn repeated_until_it_succeeds(script: &str, said: &str) -> String {
+    format!(
+        "exec {{never}}<> <(:)
+         since=${{EPOCHREALTIME/./}}
+         while :; do
+             (
+                 {script}
+             ) >{said} 2>&1
+             [ $? -ne 0 ] || break
+             pause=$(((${{EPOCHREALTIME/./}} - since) / 16000))
+             printf -v pause 0.%03d $((pause < 50 ? 50 : pause > 500 ? 500 : pause))
+             read -rt $pause -u $never
+         done
+         rm {said}"
+    )
 }
 
 /// The threads of a QEMU that run the guest's processors, and the folders that tell of them.
@@ -802,6 +809,26 @@ mod tests {
         // Half a gigahertz to ten.
         let khz = counter_khz().unwrap();
         assert!((500_000..10_000_000).contains(&khz), "{khz}");
+    }
+
+    #[test]
+    fn a_script_is_repeated_until_it_succeeds_and_less_often_with_time() {
+        let at = std::env::temp_dir().join(format!("ferrite-waiting-{}", std::process::id()));
+        fs::create_dir_all(&at).unwrap();
+        let (said, looks) = (at.join("said"), at.join("looks"));
+        let script = format!(
+            "echo >>{}; echo not yet; [ $((${{EPOCHREALTIME/./}} - since)) -ge 3000000 ]",
+            looks.display()
+        );
+        let script = repeated_until_it_succeeds(&script, &said.display().to_string());
+        let ended = Command::new("/bin/bash").args(["-c", &script]).status();
+        let count = fs::read_to_string(&looks).unwrap().lines().count();
+        let is_left = said.exists();
+        fs::remove_dir_all(&at).unwrap();
+        assert!(ended.unwrap().success() && !is_left);
+        // Sixteen in the first 800 ms, then each a sixteenth of the time later than the one before; one each 50 ms would
+        // be sixty.
+        assert!((2..=42).contains(&count), "{count}");
     }
 
     #[test]

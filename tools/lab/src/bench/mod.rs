@@ -12,7 +12,7 @@ mod machines;
 mod moderation;
 mod page;
 pub(crate) mod plot;
-mod processes;
+pub(crate) mod processes;
 mod profile;
 mod results;
 mod scale;

@@ -32,7 +32,9 @@ pub const LOADING: &[VmTest] = &[
 /// A device that fails under its users, who let go of it all the same. The driver is loaded when
 /// these begin and when they end.
 pub const FAILING: &[VmTest] = &[
-    VmTest::new("twenty loads and unloads", |cluster| cycles(cluster, 20)),
+    VmTest::new("many loads and unloads", |cluster| {
+        cycles(cluster, if cluster.thorough() { 20 } else { 6 })
+    }),
     VmTest::new(
         "a device that fails under a member of a multicast group is let go of",
         fails_under_multicast,

@@ -104,6 +104,8 @@ pub struct Group {
     pub load_driver: bool,
     /// Changes to the usual pair of machines.
     pub options: fn(Options) -> Options,
+    /// How long all its tests take, in seconds, about: what takes longest begins first.
+    pub seconds: usize,
     /// Only for the long run, or for who asks for its tests by name.
     pub long: bool,
     /// In the order in which they run: a subject and its tests.
@@ -140,6 +142,7 @@ pub fn groups() -> Vec<Group> {
             flavour: Flavour::Stock,
             load_driver: true,
             options: |o| Options { cpus: 1, ..o },
+            seconds: 1000,
             long: false,
             tests: &[
                 ("stock", basics::STOCK),
@@ -173,6 +176,7 @@ pub fn groups() -> Vec<Group> {
             flavour: Flavour::Stock,
             load_driver: true,
             options: |o| Options { cpus: 1, ..o },
+            seconds: 500,
             long: true,
             tests: &[
                 ("iSER", iser::TESTS),
@@ -187,6 +191,7 @@ pub fn groups() -> Vec<Group> {
             flavour: Flavour::Test,
             load_driver: true,
             options: |o| Options { cpus: 1, ..o },
+            seconds: 400,
             long: true,
             tests: &[
                 ("SMB Direct", smb::TESTS),
@@ -203,6 +208,7 @@ pub fn groups() -> Vec<Group> {
                 device: false,
                 ..o
             },
+            seconds: 100,
             long: true,
             tests: &[("reference", wire::REFERENCE)],
         },
@@ -211,6 +217,7 @@ pub fn groups() -> Vec<Group> {
             flavour: Flavour::Stock,
             load_driver: true,
             options: |o| Options { cpus: 1, ..o },
+            seconds: 600,
             long: true,
             tests: &[
                 ("one processor", moving::TESTS),
@@ -230,6 +237,7 @@ pub fn groups() -> Vec<Group> {
                 plain: vec![2],
                 ..o
             },
+            seconds: 110,
             long: false,
             tests: &[("interoperation", wire::INTEROPERATION)],
         },
@@ -238,6 +246,7 @@ pub fn groups() -> Vec<Group> {
             flavour: Flavour::Stock,
             load_driver: true,
             options: four_processors,
+            seconds: 200,
             long: false,
             tests: &[
                 ("few vectors", notification::FEW_VECTORS),
@@ -258,6 +267,7 @@ pub fn groups() -> Vec<Group> {
             flavour: Flavour::Stock,
             load_driver: true,
             options: registration::with_a_large_page,
+            seconds: 60,
             long: true,
             tests: &[("registration", registration::LARGE_PAGE)],
         },
@@ -266,6 +276,7 @@ pub fn groups() -> Vec<Group> {
             flavour: Flavour::Stock,
             load_driver: true,
             options: four_processors,
+            seconds: 300,
             long: true,
             tests: &[("vector map", vector_map::ALL_LAYOUTS)],
         },
@@ -274,6 +285,7 @@ pub fn groups() -> Vec<Group> {
             flavour: Flavour::Stock,
             load_driver: true,
             options: interrupts::options,
+            seconds: 60,
             long: false,
             tests: &[("interrupt modes", interrupts::MODES)],
         },
@@ -282,6 +294,7 @@ pub fn groups() -> Vec<Group> {
             flavour: Flavour::Stock,
             load_driver: true,
             options: numbers::options,
+            seconds: 150,
             long: false,
             tests: &[
                 ("few vectors", notification::ONE_VECTOR),
@@ -296,6 +309,7 @@ pub fn groups() -> Vec<Group> {
             flavour: Flavour::Stock,
             load_driver: true,
             options: numbers::options,
+            seconds: 60,
             long: true,
             tests: &[("two processors", affinity::TESTS)],
         },
@@ -304,6 +318,7 @@ pub fn groups() -> Vec<Group> {
             flavour: Flavour::Test,
             load_driver: true,
             options: only_card::options,
+            seconds: 600,
             long: true,
             tests: &[
                 ("only card", only_card::TESTS),
@@ -319,6 +334,7 @@ pub fn groups() -> Vec<Group> {
                 only_card: true,
                 ..o
             },
+            seconds: 200,
             long: true,
             tests: &[
                 ("one card", only_card::SHORT_TESTS),
@@ -330,6 +346,7 @@ pub fn groups() -> Vec<Group> {
             flavour: Flavour::Stock,
             load_driver: true,
             options: one_adapter::options,
+            seconds: 60,
             long: false,
             tests: &[("one adapter", one_adapter::TESTS)],
         },
@@ -338,6 +355,7 @@ pub fn groups() -> Vec<Group> {
             flavour: Flavour::Test,
             load_driver: false,
             options: split::options,
+            seconds: 150,
             long: false,
             tests: &[("split", split::TESTS), ("split", split::AFTERWARDS)],
         },
@@ -346,6 +364,7 @@ pub fn groups() -> Vec<Group> {
             flavour: Flavour::Test,
             load_driver: false,
             options: split::options,
+            seconds: 900,
             long: true,
             tests: &[
                 ("split at length", split::LONG_TESTS),
@@ -357,6 +376,7 @@ pub fn groups() -> Vec<Group> {
             flavour: Flavour::Test,
             load_driver: false,
             options: split::plain_options,
+            seconds: 300,
             long: true,
             tests: &[("split over rxe", split::OVER_RXE)],
         },
@@ -365,6 +385,7 @@ pub fn groups() -> Vec<Group> {
             flavour: Flavour::Test,
             load_driver: true,
             options: |o| o,
+            seconds: 500,
             long: true,
             tests: &[
                 ("checked", moving::OF_THE_KERNEL),
@@ -380,6 +401,7 @@ pub fn groups() -> Vec<Group> {
             flavour: Flavour::Test,
             load_driver: true,
             options: |o| o,
+            seconds: 3600,
             long: true,
             tests: &[("endurance", endurance::LONG)],
         },
@@ -388,6 +410,7 @@ pub fn groups() -> Vec<Group> {
             flavour: Flavour::Test,
             load_driver: true,
             options: |o| o,
+            seconds: 1200,
             long: false,
             tests: &[
                 ("checked", basics::CHECKED),
@@ -416,11 +439,17 @@ pub fn groups() -> Vec<Group> {
     ]
 }
 
+/// Shell text that succeeds where an RDMA port is active. It runs no other program: in an emulator that is what takes
+/// time.
+const PORT_ACTIVE: &str = "for state in /sys/class/infiniband/*/ports/*/state; do
+        read -r state <$state && [[ $state == *ACTIVE ]] && break
+    done";
+
 /// Waits until the RDMA port of a machine is active and has its address.
 pub fn wait_active(vm: &Vm) -> Result<()> {
     let active = vm.wait_for(
         &format!(
-            "rdma link | grep -q 'state ACTIVE' && ({})",
+            "{{ {PORT_ACTIVE}; }} && ({})",
             crate::traffic::DEVICE_AND_GID
         ),
         Duration::from_secs(60),

@@ -278,7 +278,7 @@ fn keys_at_once(cluster: &Cluster) -> Result<()> {
 /// record, at the beginning of its turn or where it finds no such key, and nobody is refused.
 fn overtaken_doorbells(cluster: &Cluster) -> Result<()> {
     let (one, two) = cluster.two()?;
-    let [soon, .., late] = HELD_BACK;
+    let [soon, late, _] = HELD_BACK;
     with_held(cluster, ("hold_control", late), || {
         super::basics::verbs_check_between(one, two, "at-once")?;
         for vm in [one, two] {
@@ -292,7 +292,10 @@ fn overtaken_doorbells(cluster: &Cluster) -> Result<()> {
     with_held(cluster, ("hold_control", soon), || {
         super::basics::verbs_check_between(one, two, "data")?;
         run_sample(one)?;
-        by_itself(cluster, "dereg")
+        if cluster.thorough() {
+            by_itself(cluster, "dereg")?;
+        }
+        Ok(())
     })
 }
 
@@ -333,12 +336,31 @@ fn pending_keys(cluster: &Cluster) -> Result<()> {
 const FAIL_LENGTH: u32 = 20480;
 
 /// For how many milliseconds what uses a key is seen to wait: longer than others may take for their messages meanwhile.
-const STALLED: u32 = 2000;
+/// The second is for a machine on which they took longer.
+const STALLED: [u32; 2] = [500, 2000];
 
 fn pending_and_failed_keys(cluster: &Cluster) -> Result<()> {
+    let [usual, longer] = STALLED;
+    stalled_for(cluster, usual).or_else(|error| {
+        let said = format!("{error:#}");
+        if !KEY_WAS_THERE.iter().any(|what| said.contains(what)) {
+            return Err(error);
+        }
+        println!("          keys came after {usual} ms, which others took as well");
+        stalled_for(cluster, longer)
+    })
+}
+
+/// What `verbs-check` says of writes that are to find no key, where the device had it by then.
+const KEY_WAS_THERE: [&str; 2] = [
+    "completion before the device has the key",
+    "the write from what has ended",
+];
+
+fn stalled_for(cluster: &Cluster, milliseconds: u32) -> Result<()> {
     let (one, two) = cluster.two()?;
     let rules = json!({
-        "cmd": "misbehave", "hold_tags": STALLED, "fail_length": FAIL_LENGTH, "fail_windows": true,
+        "cmd": "misbehave", "hold_tags": milliseconds, "fail_length": FAIL_LENGTH, "fail_windows": true,
     });
     with_rules(cluster, &rules, || {
         super::basics::verbs_check_between(one, two, "pending")?;

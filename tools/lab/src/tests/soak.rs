@@ -702,6 +702,7 @@ fn soak(options: &Options, seed: u64, seen: &mut Seen) -> Result<()> {
         flavour: options.flavour,
         load_driver: true,
         options: machines(options.vms)?,
+        seconds: 0,
         long: true,
         tests: &[],
     };
