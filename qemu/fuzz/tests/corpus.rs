@@ -10,8 +10,8 @@ use ferrite_fuzz::{target, TARGETS};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
-/// For each target: a third of a minute for all.
-const SECONDS: f64 = 20.0 / TARGETS.len() as f64;
+/// For each target: a minute for all.
+const SECONDS: f64 = 60.0 / TARGETS.len() as f64;
 
 fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
