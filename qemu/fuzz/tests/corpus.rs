@@ -7,7 +7,7 @@
 //! for each target.
 
 use ferrite_fuzz::driver::{input, shrink, try_seeds};
-use ferrite_fuzz::{target, TARGETS};
+use ferrite_fuzz::{steps, target, TARGETS};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -67,8 +67,9 @@ fn try_target(name: &str) {
     println!("{name}: fresh seeds from FERRITE_SEED={first}");
     let fresh = tried(first, seconds);
     println!(
-        "{name}: {} of the corpus, {known} by known seeds, {fresh} by fresh ones",
-        corpus.len()
+        "{name}: {} of the corpus, {known} by known seeds, {fresh} by fresh ones; {} engine steps, with those of other targets",
+        corpus.len(),
+        steps()
     );
 }
 
