@@ -233,6 +233,8 @@ pub struct Engine {
     commands: cqp::Commands,
     /// How many turns were begun within each other.
     turns: u32,
+    /// How often something was asked of it, see [`Self::steps`].
+    steps: u64,
     driver_version: u32,
     driver_features: u64,
     boot: u64,
@@ -246,10 +248,16 @@ impl Engine {
             core: Core::new(config),
             commands: cqp::Commands::default(),
             turns: 0,
+            steps: 0,
             driver_version: 0,
             driver_features: 0,
             boot: 0,
         }
+    }
+
+    /// Steps since the engine was made: accesses to registers and doorbells, frames that came, and polls.
+    pub fn steps(&self) -> u64 {
+        self.steps
     }
 
     /// Counters since the engine was made.
@@ -395,6 +403,7 @@ impl Engine {
     /// A read of `size` bytes at `offset` of a BAR. Reads of anything but a register or device
     /// memory give 0.
     pub fn mmio_read(&mut self, bar: u32, offset: u64, size: usize) -> u64 {
+        self.steps += 1;
         if bar == BAR_DOORBELLS {
             return match self.device_memory(offset) {
                 Some(at) => self.core.tpt.device.load(at, size),
@@ -474,6 +483,7 @@ impl Engine {
         now: u64,
         host: &mut dyn Host,
     ) {
+        self.steps += 1;
         self.core.now = now;
         let Ok(offset) = usize::try_from(offset) else {
             return;
@@ -701,6 +711,7 @@ impl Engine {
         now: u64,
         host: &mut dyn Host,
     ) -> Disposition {
+        self.steps += 1;
         self.core.now = now;
         if self.turns == 0 && self.core.flows.is_empty() && roce::Frame::parse(frame).is_none() {
             return self.receive_ordinary(frame, medium, host);
@@ -721,6 +732,7 @@ impl Engine {
     /// Packets came of another engine of this process, which lends their payload
     /// ([`Host::transmit_lent`]).
     pub fn receive_lent(&mut self, head: &[u8], loan: &Arc<Loan>, now: u64, host: &mut dyn Host) {
+        self.steps += 1;
         self.core.now = now;
         self.begin_turn(host);
         if self.core.is_running() {
@@ -810,6 +822,7 @@ impl Engine {
     /// Does what is due: timers, frames to itself, and a burst for each queue pair that has
     /// something to send. Call it after input, and when [`Engine::next_timeout`] has come.
     pub fn poll(&mut self, now: u64, host: &mut dyn Host) {
+        self.steps += 1;
         self.core.now = now;
         self.begin_turn(host);
         self.do_what_is_due(now, host);
@@ -1338,6 +1351,23 @@ mod tests {
         assert_eq!(node.read_register(0xff8, 8), 0);
         assert_eq!(node.engine.mmio_read(BAR_DOORBELLS, 0, 8), 0);
         assert_eq!(node.engine.mmio_read(BAR_REGISTERS, u64::MAX, 8), 0);
+    }
+
+    #[test]
+    fn what_is_asked_of_an_engine_is_counted() {
+        let mut node = Node::power_on(7);
+        let before = node.engine.steps();
+        node.status();
+        node.write_register(REG_CONTROL, 4, 0);
+        node.doorbell(0, 0, 0);
+        node.receive(&[0; 64]);
+        node.engine.poll(node.now, &mut node.host);
+        let counted = node.engine.steps();
+        assert_eq!(counted - before, 5);
+        // Others end at the same time.
+        let before = testing::steps();
+        drop(node);
+        assert!(testing::steps() >= before + counted);
     }
 
     #[test]

@@ -17,7 +17,7 @@ use ferrite_engine::misbehaviour::Reset;
 use ferrite_engine::multicast::MULTICAST_QPN;
 use ferrite_engine::roce::{BTH_LEN, ICRC_LEN, RETH_LEN};
 use ferrite_engine::testing::{
-    Node, Peer, QpOptions, SendWork, Unsteady, MEMORY_BASE, MEMORY_SIZE,
+    self, Node, Peer, QpOptions, SendWork, Unsteady, MEMORY_BASE, MEMORY_SIZE,
 };
 use ferrite_engine::{Config, HostMemory, Misbehaviour, Numbers};
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -57,6 +57,8 @@ const CONTROL_LOG_ENTRIES: u8 = 6;
 /// One in so many work requests has a field that should be zero and is not. Each ends its queue
 /// pair's work, and there is more to try.
 const RARELY: u64 = 500;
+/// Steps of a seed.
+const STEPS: usize = 600;
 /// Frames of one step beyond which the device works without end.
 const MOST_FRAMES: usize = 20_000;
 
@@ -1571,7 +1573,7 @@ fn run(seed: u64, steps: usize) -> [u64; 9] {
 fn a_hostile_guest_harms_nobody_else() {
     let (mut runs, mut all) = (0, [0; 9]);
     for seed in seeds(&[1, 2, 3, 5, 8, 13, 21, 34], 8) {
-        for (sum, count) in all.iter_mut().zip(run(seed, 600)) {
+        for (sum, count) in all.iter_mut().zip(run(seed, STEPS)) {
             *sum += count;
         }
         runs += 1;
@@ -1579,6 +1581,10 @@ fn a_hostile_guest_harms_nobody_else() {
     // What is refused at once tries little.
     let [commands, failed, completions, moves, bindings, resets, registrations, raw, raw_received] =
         all;
+    println!(
+        "{runs} seeds of {STEPS} steps, {} of engines",
+        testing::steps()
+    );
     println!("{commands} commands, {failed} failed, {completions} completions");
     println!("{moves} moves, {bindings} bindings, {resets} resets, {registrations} registrations");
     println!("{raw} raw packets, {raw_received} received by the work queue");

@@ -79,6 +79,33 @@ pub fn run(target: Target, input: &[u8]) -> Result<(), String> {
     })
 }
 
+/// A seed whose input fails, and what it says.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// Which.
+    pub seed: u64,
+    /// The panic.
+    pub failure: String,
+}
+
+/// Runs a target on the inputs of seed after seed from `first` on until `end`, and of one at least; gives how many.
+pub fn try_seeds(
+    target: Target,
+    corpus: &[Vec<u8>],
+    first: u64,
+    end: Instant,
+) -> Result<u64, Finding> {
+    let mut done = 0;
+    loop {
+        let seed = first.wrapping_add(done);
+        run(target, &input(seed, corpus)).map_err(|failure| Finding { seed, failure })?;
+        done += 1;
+        if Instant::now() >= end {
+            return Ok(done);
+        }
+    }
+}
+
 /// A short input that fails as well, as far as it is found within a minute: a target may fail by what it waits for.
 pub fn shrink(target: Target, input: &[u8]) -> Vec<u8> {
     let end = Instant::now() + Duration::from_secs(60);
@@ -117,6 +144,22 @@ mod tests {
         assert!(all.len() > 900, "{}", all.len());
         assert_eq!(input(7, &corpus), input(7, &corpus));
         assert!(all.iter().all(|input| input.len() <= MOST));
+    }
+
+    #[test]
+    fn the_seed_of_a_finding_repeats_it() {
+        let target: Target = |bytes| assert!(bytes.len() < 40, "a long one");
+        let corpus = [b"some bytes".to_vec(), b"and others".to_vec()];
+        let hook = std::panic::take_hook();
+        std::panic::set_hook(Box::new(|_| {}));
+        let later = Instant::now() + Duration::from_secs(60);
+        let found = try_seeds(target, &corpus, 1 << 40, later).expect_err("some are longer");
+        assert!(found.seed > 1 << 40 && found.failure == "a long one");
+        // With no time left it is that one alone.
+        let again = try_seeds(target, &corpus, found.seed, Instant::now());
+        assert_eq!(again, Err(found));
+        std::panic::set_hook(hook);
+        assert_eq!(try_seeds(|_| (), &corpus, 7, Instant::now()), Ok(1));
     }
 
     #[test]

@@ -29,7 +29,11 @@ mod secret;
 mod shortcuts;
 mod vfio;
 
+pub use ferrite_engine::testing::steps;
 pub use input::Input;
+
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 /// A target: does what the bytes say.
 pub type Target = fn(&[u8]);
@@ -55,4 +59,22 @@ pub fn target(name: &str) -> Option<Target> {
         .iter()
         .find(|(other, _)| *other == name)
         .map(|(_, target)| *target)
+}
+
+/// How often [`fuzz`] says how far it is.
+const SAY: Duration = Duration::from_secs(1);
+
+/// Runs the target of this name, as a program of libFuzzer does. Once a second it says what `make fuzz` reads: how many
+/// steps engines have done so far.
+pub fn fuzz(name: &str, input: &[u8]) {
+    static SAID: Mutex<Option<Instant>> = Mutex::new(None);
+    let Some(target) = target(name) else {
+        return;
+    };
+    target(input);
+    let mut said = SAID.lock().expect("nothing panics with it");
+    if said.is_none_or(|said| said.elapsed() >= SAY) {
+        *said = Some(Instant::now());
+        eprintln!("stat::engine_steps: {}", steps());
+    }
 }

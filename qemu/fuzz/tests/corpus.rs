@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 
-//! Every input of the corpora, and inputs made of them by fresh seeds for some seconds.
+//! Every input of the corpora, and for some seconds inputs made of them: by known seeds for half of the time, which
+//! every run repeats, and by fresh ones, which are printed, for the other.
 //!
-//! `FERRITE_SEED=n` repeats the one that was printed, `FERRITE_FUZZ_SECONDS=n` is longer or shorter
+//! `FERRITE_SEED=n` repeats the one that was printed and no other, `FERRITE_FUZZ_SECONDS=n` is longer or shorter
 //! for each target.
 
-use ferrite_fuzz::driver::{input, run, shrink};
-use ferrite_fuzz::{target, TARGETS};
+use ferrite_fuzz::driver::{input, shrink, try_seeds};
+use ferrite_fuzz::{steps, target, TARGETS};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -42,29 +43,34 @@ fn try_target(name: &str) {
     for input in &corpus {
         target(input);
     }
-    let only: Option<u64> = number("FERRITE_SEED");
-    let longer: Option<f64> = number("FERRITE_FUZZ_SECONDS");
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    // A short run tries the same seeds each time, as far as it comes; who wants it longer has fresh ones.
-    let fresh = longer.map_or(0, |_| now.map_or(0, |since| since.as_micros() as u64));
-    let first = only.unwrap_or(fresh);
-    let seconds = longer.unwrap_or(SECONDS);
-    let end = Instant::now() + Duration::from_secs_f64(seconds);
-    let mut done = 0u64;
-    println!("{name}: seeds from {first} on");
-    loop {
-        let seed = first.wrapping_add(done);
-        let bytes = input(seed, &corpus);
-        if let Err(failure) = run(target, &bytes) {
+    let tried = |first: u64, seconds: f64| {
+        let end = Instant::now() + Duration::from_secs_f64(seconds);
+        try_seeds(target, &corpus, first, end).unwrap_or_else(|found| {
+            let (seed, bytes) = (found.seed, input(found.seed, &corpus));
             let short = shrink(target, &bytes);
-            panic!("FERRITE_SEED={seed}: {name}: {failure}\nof {bytes:x?}\nmade short: {short:x?}");
-        }
-        done += 1;
-        if only.is_some() || Instant::now() > end {
-            break;
-        }
+            let test = std::thread::current().name().unwrap_or("").to_owned();
+            panic!(
+                "{name}: {}\nof {bytes:x?}\nmade short: {short:x?}\n\
+                 again: FERRITE_SEED={seed} cargo test -p ferrite-fuzz --test corpus {test}",
+                found.failure
+            );
+        })
+    };
+    if let Some(seed) = number("FERRITE_SEED") {
+        tried(seed, 0.0);
+        return;
     }
-    println!("{name}: {} of the corpus, {done} by seed", corpus.len());
+    let seconds = number("FERRITE_FUZZ_SECONDS").unwrap_or(SECONDS) / 2.0;
+    let known = tried(0, seconds);
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    let first = now.map_or(0, |since| since.as_micros() as u64);
+    println!("{name}: fresh seeds from FERRITE_SEED={first}");
+    let fresh = tried(first, seconds);
+    println!(
+        "{name}: {} of the corpus, {known} by known seeds, {fresh} by fresh ones; {} engine steps, with those of other targets",
+        corpus.len(),
+        steps()
+    );
 }
 
 #[test]

@@ -64,7 +64,8 @@ fn every_seed_ends_well() {
             ),
         }
     }
-    println!("{} seeds: {seen:?}", seeds.len());
+    let steps = ferrite_engine::testing::steps();
+    println!("{} seeds, {steps} steps of engines: {seen:?}", seeds.len());
     // The known ones have everything in them, each time; how much fresh ones have is chance.
     if seeds.len() >= KNOWN as usize {
         let Seen {

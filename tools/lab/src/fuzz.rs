@@ -8,6 +8,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -86,6 +87,8 @@ fn build() -> Result<()> {
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Statistics {
     executions: u64,
+    /// What engines were asked for, until a second before the end at the most.
+    steps: u64,
     new_inputs: u64,
     edges: u64,
 }
@@ -96,6 +99,8 @@ fn statistics(text: &str) -> Statistics {
         let number = |name: &str| line.strip_prefix(name)?.trim().parse().ok();
         if let Some(count) = number("stat::number_of_executed_units:") {
             statistics.executions = count;
+        } else if let Some(count) = number("stat::engine_steps:") {
+            statistics.steps = count;
         } else if let Some(count) = number("stat::new_units_added:") {
             statistics.new_inputs = count;
         } else if let Some((_, rest)) = line.split_once(" cov: ") {
@@ -116,8 +121,8 @@ fn seed() -> Result<u32> {
     Ok((now.as_micros() as u32).max(1))
 }
 
-/// Runs one target for so long; says what came of it.
-fn try_target(name: &str, time: Duration, seed: u32) -> Result<String> {
+/// Runs one target for so long; says what came of it, and how many steps engines did.
+fn try_target(name: &str, time: Duration, seed: u32) -> Result<(String, u64)> {
     let folder = Path::new(OUT).join("fuzz").join(name);
     let (corpus, findings) = (folder.join("corpus"), folder.join("findings"));
     fs::create_dir_all(&corpus)?;
@@ -139,11 +144,12 @@ fn try_target(name: &str, time: Duration, seed: u32) -> Result<String> {
     let result = run_within(&mut fuzzer, &log, Some(time + GRACE));
     let Statistics {
         executions,
+        steps,
         new_inputs,
         edges,
     } = statistics(&fs::read_to_string(&log).unwrap_or_default());
     let said = format!(
-        "{name}: {executions} executions, {edges} edges, {new_inputs} new inputs in {}",
+        "{name}: {executions} executions, {steps} engine steps, {edges} edges, {new_inputs} new inputs in {}",
         outside(&corpus).display()
     );
     result.with_context(|| {
@@ -158,7 +164,7 @@ fn try_target(name: &str, time: Duration, seed: u32) -> Result<String> {
         "{name} did nothing; see {}",
         outside(&log).display()
     );
-    Ok(said)
+    Ok((said, steps))
 }
 
 /// Runs the targets for `minutes` in all.
@@ -180,6 +186,7 @@ pub fn fuzz(options: &Options, minutes: f64, report: &mut Report) -> Result<()> 
     let time = Duration::from_secs_f64(minutes * 60.0 / rounds as f64);
     let waiting = Mutex::new(wanted.into_iter());
     let report = Mutex::new(report);
+    let all_steps = AtomicU64::new(0);
     let lane = || -> Result<()> {
         loop {
             // Not held while the target runs.
@@ -188,8 +195,9 @@ pub fn fuzz(options: &Options, minutes: f64, report: &mut Report) -> Result<()> 
             let start = Instant::now();
             let result = try_target(&name, time, seed);
             check_interrupted()?;
-            if let Ok(said) = &result {
+            if let Ok((said, steps)) = &result {
                 say(said);
+                all_steps.fetch_add(*steps, Ordering::Relaxed);
             }
             lock(&report).record(
                 &format!("fuzz: {name}"),
@@ -207,6 +215,10 @@ pub fn fuzz(options: &Options, minutes: f64, report: &mut Report) -> Result<()> 
                 .unwrap_or_else(|_| Err(anyhow::anyhow!("a lane of targets panicked")));
             result = result.and(ended);
         }
+        say(&format!(
+            "{} engine steps in all",
+            all_steps.load(Ordering::Relaxed)
+        ));
         result
     })
 }
@@ -236,13 +248,16 @@ mod tests {
     #[test]
     fn what_libfuzzer_says_is_understood() {
         let text = "#2\tINITED cov: 12 ft: 13 corp: 1/1b exec/s: 0 rss: 30Mb\n\
+                    stat::engine_steps: 300\n\
                     #512\tpulse  cov: 3456 ft: 9000 corp: 300/20Kb lim: 64 exec/s: 256 rss: 50Mb\n\
+                    stat::engine_steps: 12000\n\
                     Done 700 runs in 3 second(s)\n\
                     stat::number_of_executed_units: 700\n\
                     stat::average_exec_per_sec:     233\n\
                     stat::new_units_added:          41\n";
         let expected = Statistics {
             executions: 700,
+            steps: 12_000,
             new_inputs: 41,
             edges: 3456,
         };

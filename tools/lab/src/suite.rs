@@ -667,13 +667,15 @@ fn unit(options: &Options, report: &mut Report) -> Result<()> {
     }
     match &options.filter {
         Some(filter) => {
-            test.arg("--").args(filter.split('|'));
+            test.args(["--", "--show-output"]).args(filter.split('|'));
         }
         // The stage of that name does it, and says more; with other numbers all of it is checked here, too.
         None if options.stage.is_none() && !options.long => {
-            test.args(["--", "--skip", CONFORMANCE_TEST]);
+            test.args(["--", "--show-output", "--skip", CONFORMANCE_TEST]);
         }
-        None => {}
+        None => {
+            test.args(["--", "--show-output"]);
+        }
     }
     let limit = (!options.long).then_some(UNIT_LIMIT);
     let result = run_within(&mut test, &log, limit);
@@ -705,7 +707,17 @@ fn unit(options: &Options, report: &mut Report) -> Result<()> {
             Err(anyhow::anyhow!("no test ran")),
         );
     }
+    for line in fresh_seeds(&text) {
+        println!("          {line}");
+    }
     Ok(())
+}
+
+/// The lines of tests that say which fresh seeds they tried.
+fn fresh_seeds(said: &str) -> Vec<&str> {
+    said.lines()
+        .filter(|line| line.contains(": fresh seeds from FERRITE_SEED="))
+        .collect()
 }
 
 /// Counts the instructions of the provider's paths, and prints them. They have bounds where they are
@@ -1027,7 +1039,7 @@ fn vm_group(group: &Group, options: &Options, report: &Mutex<&mut Report>) -> Re
 
 #[cfg(test)]
 mod tests {
-    use super::{cargo_results, counts, flavours, groups, Options, Work};
+    use super::{cargo_results, counts, flavours, fresh_seeds, groups, Options, Work};
     use crate::kernel::Flavour;
 
     #[test]
@@ -1082,6 +1094,18 @@ mod tests {
             ..all
         };
         assert_eq!(names(&only), ["kunit"]);
+    }
+
+    #[test]
+    fn fresh_seeds_are_found_and_do_not_pass_for_results() {
+        let text = "test every_seed_ends_well ... ok\n\n\
+            successes:\n\n\
+            ---- frames_reach_nothing stdout ----\n\
+            frames: fresh seeds from FERRITE_SEED=1763561234567890\n\
+            FERRITE_SEED=7\n";
+        let line = "frames: fresh seeds from FERRITE_SEED=1763561234567890";
+        assert_eq!(fresh_seeds(text), [line]);
+        assert_eq!(cargo_results(text).len(), 1);
     }
 
     #[test]

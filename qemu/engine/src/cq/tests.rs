@@ -591,6 +591,51 @@ fn events_of_many_queues_survive_a_full_event_queue() {
 }
 
 #[test]
+fn one_user_takes_no_room_for_events_from_the_queues_of_another() {
+    const ROOM: u32 = 1 << EQ_LOG_ENTRIES;
+    let mut node = Node::new(1);
+    // The greedy one has more queues than there is room.
+    let (victim, greedy) = (2, 3..ROOM + 43);
+    for cqn in [victim].into_iter().chain(greedy.clone()) {
+        node.create_cq(cqn, EQ, 4);
+        let (core, host) = (&mut node.engine.core, &mut node.host);
+        core.write_completion(cqn, CompletionEntry::zeroed(), false, host)
+            .unwrap();
+    }
+    // However often he asks for events of one: nobody reads, and they take one entry.
+    for sequence in 0..=u8::MAX {
+        node.arm_cq_from(greedy.start, 0, sequence, false);
+    }
+    node.arm_cq_from(victim, 0, 1, false);
+    let ids = |node: &mut Node| -> Vec<u32> {
+        let events = node.event_codes(EQ);
+        events.iter().map(|(_, id)| *id).collect()
+    };
+    assert_eq!(ids(&mut node), [greedy.start, victim]);
+    node.ring_eq(EQ, true);
+    assert_eq!(ids(&mut node), [greedy.start]);
+    node.ring_eq(EQ, true);
+    // All of them have all of the room, and more wait.
+    for cqn in greedy.clone() {
+        node.arm_cq_from(cqn, 0, 1, false);
+    }
+    let waited = node.engine.core.eqs.waiting(EQ);
+    assert_eq!(waited as u32, greedy.len() as u32 - ROOM);
+    // Who comes then waits for those that were there before, and for none that comes later.
+    node.arm_cq_from(victim, 0, 2, false);
+    for sequence in 2..100 {
+        for cqn in greedy.clone() {
+            node.arm_cq_from(cqn, 0, sequence, false);
+        }
+    }
+    assert_eq!(ids(&mut node).len() as u32, ROOM);
+    node.ring_eq(EQ, true);
+    let next = ids(&mut node);
+    assert_eq!(next.len() as u32, ROOM);
+    assert_eq!(next.iter().position(|id| *id == victim), Some(waited));
+}
+
+#[test]
 fn a_queue_that_waits_is_in_one_list_once_however_often_it_is_changed_or_made() {
     let mut node = Node::new(1);
     let other = EQ + 1;

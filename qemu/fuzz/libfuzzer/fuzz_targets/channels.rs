@@ -1,8 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| {
-    if let Some(target) = ferrite_fuzz::target("channels") {
-        target(data);
-    }
-});
+libfuzzer_sys::fuzz_target!(|data: &[u8]| ferrite_fuzz::fuzz("channels", data));

@@ -12,10 +12,16 @@ use crate::skips::{self, Checks, Skips};
 use crate::vm::Vm;
 
 /// On the kernel with the checkers, a moment each.
-pub const TESTS: &[VmTest] = &[VmTest::new(
-    "processes killed with queue pairs and regions leave nothing behind",
-    |cluster| killed(cluster, 4, 50),
-)];
+pub const TESTS: &[VmTest] = &[
+    VmTest::new(
+        "processes killed with queue pairs and regions leave nothing behind",
+        |cluster| killed(cluster, 4, 50),
+    ),
+    VmTest::new(
+        "a thousand uverbs requests of an ordinary user by a fresh seed",
+        |cluster| requests(cluster, 1000),
+    ),
+];
 
 /// The same at length.
 pub const LONG: &[VmTest] = &[

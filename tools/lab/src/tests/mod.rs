@@ -260,6 +260,7 @@ pub fn groups() -> Vec<Group> {
                 ("vector map", vector_map::LAYOUTS),
                 ("few vectors", vector_map::FEW),
                 ("four processors", basics::THREADS),
+                ("four processors", lifecycle::KILLED),
             ],
         },
         Group {
@@ -393,6 +394,7 @@ pub fn groups() -> Vec<Group> {
                 ("vector map", vector_map::MORE_CHANGES),
                 ("recovery", recovery::LONG),
                 ("recovery", growth::STARVED),
+                ("recovery", lifecycle::KILLED),
                 ("recovery", recovery::REMOVAL),
             ],
         },
