@@ -227,7 +227,7 @@ fn goals() -> Vec<Goal> {
         add(Figure::Latency, what, keys, Way::Better, 20.0);
     }
     for kind in ["send", "write"] {
-        let what = format!("64 B {kind} latency within one VM");
+        let what = format!("64 B {kind} latency within one VM, us");
         let keys = one(&format!("loopback_{kind}"), 64, 1);
         add(Figure::Loopback, what, keys, Way::Most, 5.0);
     }
@@ -263,7 +263,7 @@ fn goals() -> Vec<Goal> {
         let keys = one("stream_qps_fairness", STREAM, qps);
         add(Figure::Streams, what, keys, Way::Most, 2.0);
     }
-    let what = "idle memory of a QP, device and guest".to_owned();
+    let what = "idle memory of a QP, device and guest, bytes".to_owned();
     let keys = ["guest", "device"].map(|place| (format!("memory_qp_{place}"), 0, 0));
     add(Figure::Memory, what, keys.into(), Way::Sum, 8192.0);
     for size in [4 << 10, 1 << 20] {
@@ -665,7 +665,7 @@ mod tests {
     #[test]
     fn memory_is_that_of_both_ends() {
         let mut results = Results::default();
-        let what = "idle memory of a QP, device and guest";
+        let what = "idle memory of a QP, device and guest, bytes";
         add(
             &mut results,
             Driver::Ferrite,
