@@ -31,7 +31,8 @@ help:
 	@echo '  make pyverbs         rdma-core'"'"'s own tests on the device in a VM; FILTER=part of a name'
 	@echo '  make bench           Ferrite beside rxe and siw, measured in the same VMs: bench/report.html;'
 	@echo '                       ROUNDS=n, QUICK=1 for a short run, PROFILE=1 for what the time goes into,'
-	@echo '                       ONLY=part for some: time, moderation, count, control, storage, scale, split, handlers'
+	@echo '                       ONLY=part for some: time, rates, moderation, count, control, storage, scale, split, handlers;'
+	@echo '                       PAGE=1 makes the page of what was measured before, and measures nothing'
 	@echo '  make patches         the kernel side as patches for a kernel tree, as they would be sent'
 	@echo '  make shell           VMs up, a prompt in each; VM=2 starts in the second,'
 	@echo '                       KERNEL=test boots the kernel with the checkers, CARDS=2 gives each'
@@ -68,7 +69,7 @@ pyverbs:
 	@$(LAB) pyverbs $(if $(FILTER),--filter '$(FILTER)')
 
 bench:
-	@$(LAB) bench $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(QUICK),--quick) $(if $(PROFILE),--profile) $(if $(ONLY),--only '$(ONLY)')
+	@$(LAB) bench $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(QUICK),--quick) $(if $(PROFILE),--profile) $(if $(PAGE),--page) $(if $(ONLY),--only '$(ONLY)')
 
 patches:
 	@$(LAB) patches

@@ -33,12 +33,14 @@ usage: ferrite-lab <command> [options]
   pyverbs [--filter TEXT] [--test] [--no-build]
                           rdma-core's own tests on the device; ends with
                           'N passed, N failed, N skipped'
-  bench [--rounds N] [--quick] [--profile] [--only PART] [--no-build]
+  bench [--rounds N] [--quick] [--profile] [--only PART] [--page] [--no-build]
                           Ferrite beside rxe and siw; writes bench/results.json and
-                          bench/report.html. Parts: time, moderation, count, control-time,
-                          control-counts, storage-nvme, storage-nfs, split-time, split-counts, interface-time, interface-counts, scale-objects, scale-qps,
+                          bench/report.html. Parts: time, rates, span, moderation, count, control-time,
+                          control-counts, storage-nvme, storage-nfs, split-time, split-counts, interface-time,
+                          interface-counts, adapter, loopback, scale-objects, scale-qps,
                           scale-streams, scale-regions, handlers, profile; what those that are
-                          left out have measured before is kept
+                          left out have measured before is kept. With --page nothing is measured: the page
+                          is made of the file anew
   shell [--vm N] [--test] [--kernel NAME] [--two-cards]
                           VMs up and a prompt in each; with a virtio-net card beside the device
   try   [--test] [--plain] [--two-cards] [--vms N] [--cpus N] [--no-build] [--no-insmod] [--pcap]
@@ -168,6 +170,7 @@ fn command(mut args: impl Iterator<Item = String>) -> Result<bool> {
                     }
                     "--quick" => options.quick = true,
                     "--profile" => options.profile = true,
+                    "--page" => options.page = true,
                     "--no-build" => options.build = false,
                     "--only" => options.only = Some(value(&mut args, "--only")?),
                     other => bail!("bench: unknown option {other}"),

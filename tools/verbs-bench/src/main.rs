@@ -53,6 +53,11 @@ Tests; each prints one line of JSON:
                       each handler: their time, then two counted spans as above
   scale_regions:N     the same with 64 B writes out of and into N regions of a page, in turn
   write_span:BYTES    writes through --span MiB of both ends, one place after the other
+  fair_write:BYTES    writes on all connections side by side, each with some under way all the time, until
+                      --messages of each are complete on average: how many were of each
+  loop_send:BYTES loop_write:BYTES
+                      one after the other, there and back between two connections of this program, which
+                      makes them over the path of the first; for a server of the same machine
   load:N              64 B writes, N of them under way all the time, each with a completion; events
                       are waited for: the time of each, and interrupts of the last run
   memory_qp:N memory_cq:N memory_mr:N
@@ -408,12 +413,25 @@ fn between(before: &[u64], after: &[u64]) -> (u64, u64) {
     (new.clone().sum(), new.max().unwrap_or(0))
 }
 
+/// The time of so many round trips, by the median of their parts.
+fn by_their_median(parts: &[(u64, Duration)], count: u64) -> f64 {
+    let mut each: Vec<f64> = parts
+        .iter()
+        .map(|(count, time)| time.as_secs_f64() / *count as f64)
+        .collect();
+    each.sort_by(f64::total_cmp);
+    let median = each.get(each.len() / 2).copied().unwrap_or_default();
+    median * count as f64
+}
+
 struct Client {
     control: Control,
     session: Session,
     remote: (u64, u32),
     arguments: Arguments,
     ip: Ipv4Addr,
+    /// Connections that are connected to each other, once there are some.
+    ends: Option<[usize; 2]>,
 }
 
 /// Messages of the first and shortest run under a load.
@@ -469,6 +487,7 @@ fn run(arguments: &Arguments) -> Outcome {
         remote,
         arguments: arguments.clone(),
         ip,
+        ends: None,
     };
     client.warm_up()?;
     for test in &arguments.words[1..] {
@@ -509,10 +528,14 @@ impl Client {
         let mut more = String::new();
         // The first run, which shows how many are needed, is short for large messages as well.
         let start = if length && size > 1 << 18 { 1 } else { 4 };
+        // Each connection also has an end of its stream, which is to be a small part.
+        let start_of_stream = match self.session.len() as u64 {
+            1 => start,
+            some => start.max(8 * some),
+        };
         let (count, seconds) = match (kind, parts.map(|parts| parts.1)) {
-            (Some(kind), Some("bw")) => self.bandwidth(start, kind, size)?,
+            (Some(kind), Some("bw")) => self.bandwidth(start_of_stream, kind, size)?,
             (None, _) if name == "scale_qps" => {
-                // Each connection also has an end of its stream, which is to be a small part.
                 let start = start.max(8 * self.session.len() as u64);
                 let timed = self.bandwidth(start, Kind::Write, size)?;
                 let stream = self.counted_stream(Kind::Write, size);
@@ -553,6 +576,41 @@ impl Client {
                 self.growing(start, |client, count| {
                     let session = &mut client.session;
                     Ok(traffic::write_span(session, count, size, (length, remote))?.as_secs_f64())
+                })?
+            }
+            (None, _) if name == "fair_write" => {
+                let (each, remote) = (self.arguments.messages, self.remote);
+                let session = &mut self.session;
+                let (counts, time) = traffic::write_side_by_side(session, each, size, remote)?;
+                more = format!(",\"each\":{counts:?}");
+                (counts.iter().sum(), time.as_secs_f64())
+            }
+            (None, Some(kind)) if name.starts_with("loop_") => {
+                let kind = match Kind::parse(kind) {
+                    Some(kind) if kind != Kind::Read => kind,
+                    _ => return Err("no such test".into()),
+                };
+                if self.ends.is_none() {
+                    let own = self.session.make_clones(2)?;
+                    let peers: Vec<u32> = own.into_iter().rev().collect();
+                    self.session.connect_clones(&peers)?;
+                    let count = self.session.len();
+                    self.ends = Some([count - 2, count - 1]);
+                }
+                let ends = self.ends.ok_or("no connections")?;
+                self.growing(start, |client, count| {
+                    let pings = Pings {
+                        kind,
+                        size,
+                        count,
+                        wait: Wait::Spin,
+                    };
+                    let session = &mut client.session;
+                    session.clear_incoming(size as usize);
+                    Ok(by_their_median(
+                        &traffic::ping_alone(session, &pings, ends)?,
+                        count,
+                    ))
                 })?
             }
             (None, _) if name == "load" => {
@@ -793,19 +851,14 @@ impl Client {
         self.control.expect("ready")?;
         let parts = traffic::ping(&mut self.session, &pings, self.remote, true)?;
         self.control.expect("done")?;
-        let mut each: Vec<f64> = parts
-            .iter()
-            .map(|(count, time)| time.as_secs_f64() / *count as f64)
-            .collect();
-        each.sort_by(f64::total_cmp);
-        let median = each.get(each.len() / 2).copied().unwrap_or_default();
-        Ok(median * count as f64)
+        Ok(by_their_median(&parts, count))
     }
 
     /// Connects and disconnects; the queue pair is new each time, everything else is not. The
     /// first makes that, and is not looked at. The others are between the markers if they are `counted`.
     fn connections(&mut self, count: u64, counted: bool) -> Outcome<f64> {
         self.session = Session::empty(connect_shape());
+        self.ends = None;
         self.control.say(&format!("connect {count}"))?;
         self.control.expect("accepting")?;
         let mut start = Instant::now();
@@ -832,6 +885,14 @@ impl Client {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_part_that_was_held_up_does_not_count() {
+        let part = |ms| (10, Duration::from_millis(ms));
+        let time = by_their_median(&[part(20), part(900), part(10)], 60);
+        assert!((time - 0.12).abs() < 1e-9, "{time}");
+        assert_eq!(by_their_median(&[], 60), 0.0);
+    }
 
     #[test]
     fn moderation_is_a_number_of_completions_and_a_time() {

@@ -352,6 +352,108 @@ pub fn write_span(
     Ok(start.elapsed())
 }
 
+/// What is complete of each connection within the time that counts: not the first messages, in which the
+/// connections get going, and no more than are wanted.
+struct Shares {
+    counts: Vec<u64>,
+    /// Messages that do not count any more.
+    skip: u64,
+    /// Messages that are still to count.
+    left: u64,
+}
+
+/// What a message was to [`Shares`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Share {
+    /// One among others.
+    Usual,
+    /// The last that does not count.
+    Begins,
+    /// The last that does, or one behind it.
+    Over,
+}
+
+impl Shares {
+    fn new(connections: usize, skip: u64, wanted: u64) -> Self {
+        Self {
+            counts: vec![0; connections],
+            skip,
+            left: wanted,
+        }
+    }
+
+    fn done(&mut self, index: usize) -> Share {
+        if self.skip > 0 {
+            self.skip -= 1;
+            return match self.skip {
+                0 => Share::Begins,
+                _ => Share::Usual,
+            };
+        }
+        if self.left > 0 {
+            self.counts[index] += 1;
+            self.left -= 1;
+        }
+        match self.left {
+            0 => Share::Over,
+            _ => Share::Usual,
+        }
+    }
+}
+
+/// Writes on all connections side by side: each has as many under way as fit all the time, and posts the next as
+/// one is complete, so that what it gets through is what the device gives it. Gives how many of each were complete
+/// when `each` were on average, and the time that this took.
+pub fn write_side_by_side(
+    session: &mut Session,
+    each: u64,
+    size: u32,
+    remote: (u64, u32),
+) -> Outcome<(Vec<u64>, Duration)> {
+    const DEPTH: u64 = 4;
+    let connections = session.len();
+    let all = connections as u64;
+    let mut shares = Shares::new(connections, 2 * DEPTH * all, each * all);
+    let work = |index: usize| Work {
+        opcode: IBV_WR_RDMA_WRITE,
+        size,
+        signalled: true,
+        wr_id: index as u64,
+        remote,
+    };
+    for _ in 0..DEPTH {
+        for index in 0..connections {
+            session.post(index, &work(index))?;
+        }
+    }
+    let mut under_way = DEPTH * all;
+    let mut start = Instant::now();
+    let mut time = None;
+    let mut idle_polls = 0;
+    while under_way > 0 {
+        let mut take = |session: &mut Session, done: Done| {
+            let index = (done.wr_id & 0xffff_ffff) as usize;
+            match shares.done(index) {
+                Share::Over => {
+                    time.get_or_insert_with(|| start.elapsed());
+                    under_way -= 1;
+                    return Ok(());
+                }
+                Share::Begins => start = Instant::now(),
+                Share::Usual => {}
+            }
+            session.post(index, &work(index))
+        };
+        if session.poll(&mut take)? == 0 {
+            session.pause(Wait::Spin, &mut take)?;
+            too_long(&mut idle_polls, start, each * all)?;
+        } else {
+            idle_polls = 0;
+        }
+    }
+    Ok((shares.counts, time.ok_or("nothing was sent")?))
+}
+
 /// Writes whose completions come by events, each handler's in a thread of its own, on the processor
 /// that has the handler's number.
 pub fn write_by_events(
@@ -543,7 +645,7 @@ impl Seen {
         let mut each = |session: &mut Session, done: Done| {
             if done.receive {
                 self.received += 1;
-                session.post_recv(0)
+                session.post_recv((done.wr_id & 0xffff_ffff) as usize)
             } else {
                 self.completed += 1;
                 Ok(())
@@ -631,6 +733,66 @@ pub fn ping(
     Ok(parts)
 }
 
+/// Round trips between two connections of one session, which are connected to each other: one thread posts on one,
+/// sees the message arrive, posts on the other, and sees that arrive. So a single processor does for both ends, and
+/// nothing is switched. Gives the number and the time of each of about eight parts.
+pub fn ping_alone(
+    session: &mut Session,
+    pings: &Pings,
+    ends: [usize; 2],
+) -> Outcome<Vec<(u64, Duration)>> {
+    let size = pings.size as usize;
+    let remote = session.buffer();
+    let mut seen = Seen::default();
+    let (mut hops, mut signalled) = (0, 0);
+    let mut parts = Vec::new();
+    let part = (pings.count / 8).max(1);
+    let mut part_start = Instant::now();
+    for number in 0..pings.count {
+        for end in ends {
+            let mut idle_polls = 0;
+            let mark = (hops % 250 + 1) as u8;
+            let signal = number % SIGNAL_PINGS == 0;
+            if pings.kind == Kind::Write {
+                session.set_outgoing(size, mark);
+            }
+            session.post(
+                end,
+                &Work {
+                    opcode: pings.kind.opcode(),
+                    size: pings.size,
+                    signalled: signal,
+                    wr_id: 0,
+                    remote,
+                },
+            )?;
+            hops += 1;
+            signalled += u64::from(signal);
+            loop {
+                match pings.kind {
+                    Kind::Write if session.incoming(size) != mark => std::hint::spin_loop(),
+                    Kind::Send if seen.received < hops => seen.step(session, Wait::Spin)?,
+                    _ => break,
+                }
+                too_long(&mut idle_polls, part_start, pings.count)?;
+            }
+            // Both ends have their own queue, so there may be twice as many.
+            while signalled - seen.completed > 2 * OUTSTANDING_PINGS {
+                seen.step(session, Wait::Spin)?;
+                too_long(&mut idle_polls, part_start, pings.count)?;
+            }
+        }
+        if (number + 1) % part == 0 {
+            parts.push((part, part_start.elapsed()));
+            part_start = Instant::now();
+        }
+    }
+    while seen.completed < signalled {
+        seen.step(session, Wait::Spin)?;
+    }
+    Ok(parts)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -679,6 +841,24 @@ mod tests {
         assert!(lanes.next().is_none());
         lanes.done(0, 4);
         assert_eq!((lanes.in_flight, lanes.next()), (0, Some(0)));
+    }
+
+    #[test]
+    fn shares_are_of_the_time_in_which_all_are_going() {
+        let mut shares = Shares::new(3, 2, 4);
+        let said: Vec<Share> = [0, 0, 1, 1, 2, 1, 0].map(|index| shares.done(index)).into();
+        let expected = [
+            Share::Usual,
+            Share::Begins,
+            Share::Usual,
+            Share::Usual,
+            Share::Usual,
+            Share::Over,
+            Share::Over,
+        ];
+        assert_eq!(said, expected);
+        // Neither the first two nor the last count.
+        assert_eq!(shares.counts, [0, 3, 1]);
     }
 
     #[test]

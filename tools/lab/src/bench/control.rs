@@ -35,6 +35,7 @@ pub fn time_round(serving: &mut Serving<'_>, plan: &Plan, run: &mut Run) -> Resu
                 arguments: arguments.clone(),
                 rename: None,
                 way: Some("spin"),
+                is_tried_once: false,
             };
             time_group(serving, driver, &group, plan.control_milliseconds, run)?;
         }

@@ -26,6 +26,13 @@ pub const PARTS: [&str; 2] = ["interface-time", "interface-counts"];
 /// In the order of a round.
 pub const DRIVERS: [Driver; 2] = [Driver::Ferrite, Driver::Virtio];
 
+/// What is to be at least as good as by virtio-net: a test, the size of its frames, what is said of it.
+pub const GOALS: [(&str, u64, &str); 3] = [
+    ("interface_tcp", 1514, "TCP, frames of 1514 bytes,"),
+    ("interface_tcp", 9014, "TCP, frames of 9014 bytes,"),
+    ("interface_udp", 60, "frames of 60 bytes a second"),
+];
+
 const PATIENCE: Duration = Duration::from_secs(120);
 /// The usual MTU, and the largest of both.
 const MTUS: [u64; 2] = [1500, 9000];

@@ -174,6 +174,9 @@ pub struct Line {
     /// Time that making objects took.
     #[serde(default)]
     pub made_seconds: f64,
+    /// Messages of each connection.
+    #[serde(default)]
+    pub each: Vec<u64>,
 }
 
 /// What the plugin counts, if it is there: all that it can slows a guest down.

@@ -7,7 +7,10 @@
 mod adapter;
 mod control;
 mod functions;
+mod goals;
 mod interface;
+mod limits;
+mod loopback;
 mod machines;
 mod moderation;
 mod page;
@@ -20,7 +23,8 @@ mod split;
 mod storage;
 
 use std::fs;
-use std::path::Path;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -35,8 +39,9 @@ use crate::shell::build;
 use crate::step::say;
 use crate::vm::{kvm_usable, EMULATED_CPU};
 use crate::PROJECT;
+use goals::Bar;
 use machines::{Counting, Driver, Line, Machines, Serving, Size};
-use results::{human, short, Results};
+use results::{human, Record, Results};
 
 /// Options of `bench`.
 #[derive(Debug, Clone)]
@@ -49,10 +54,12 @@ pub struct Options {
     pub build: bool,
     /// Look at what the device's time goes into.
     pub profile: bool,
-    /// Only parts whose names contain one of these, with `|` between them: `time`, `moderation`,
-    /// `count`, [`control::PARTS`], [`storage::PARTS`], [`scale::PARTS`], [`split::PARTS`], [`interface::PARTS`], [`adapter::PART`], `handlers`, `profile`. What the others have
-    /// measured before is kept.
+    /// Only parts whose names contain one of these, with `|` between them: `time`, `rates`, `span`, `moderation`,
+    /// `count`, [`control::PARTS`], [`storage::PARTS`], [`scale::PARTS`], [`split::PARTS`], [`interface::PARTS`],
+    /// [`adapter::PART`], [`loopback::PART`], `handlers`, `profile`. What the others have measured before is kept.
     pub only: Option<String>,
+    /// Measure nothing: make the page of what was measured before.
+    pub page: bool,
 }
 
 impl Default for Options {
@@ -63,6 +70,7 @@ impl Default for Options {
             build: true,
             profile: false,
             only: None,
+            page: false,
         }
     }
 }
@@ -74,6 +82,9 @@ impl Options {
         only.split('|').any(|word| part.contains(word))
     }
 }
+
+/// Queue pairs that a program takes long to connect, over which the software drivers are measured once.
+const MANY_QPS: u64 = 1000;
 
 /// What is measured.
 struct Plan {
@@ -128,7 +139,7 @@ impl Plan {
                 rounds: options.rounds.unwrap_or(2),
                 milliseconds: 120,
                 sizes: vec![64, 4 << 10, 64 << 10, 1 << 20],
-                qps: vec![1, 16],
+                qps: vec![1, 16, MANY_QPS],
                 count_rounds: 1,
                 count_sizes: vec![(64, 1024)],
                 scale_qps: vec![1, 100, 10_000],
@@ -148,7 +159,7 @@ impl Plan {
             rounds: options.rounds.unwrap_or(3),
             milliseconds: 150,
             sizes: all,
-            qps: vec![1, 4, 16, 64],
+            qps: goals::RATES.to_vec(),
             count_rounds: 3,
             count_sizes: vec![(64, 4096), (4 << 10, 1024), (64 << 10, 256)],
             scale_qps: vec![1, 10, 100, 1000, 10_000],
@@ -170,6 +181,8 @@ impl Plan {
 struct Run {
     results: Results,
     missing: Vec<String>,
+    /// What a driver could not do or took too long for: it is not tried again.
+    given_up: Vec<(Driver, String)>,
     start: Instant,
 }
 
@@ -188,6 +201,9 @@ impl Run {
 
 /// Measures everything and writes it down.
 pub fn run(options: &Options) -> Result<()> {
+    if options.page {
+        return page_again(&bench_folder());
+    }
     let plan = Plan::new(options);
     let wanted = |part: &str| options.wants(part);
     let kernel = kernel::stock()?;
@@ -205,14 +221,15 @@ pub fn run(options: &Options) -> Result<()> {
     let mut run = Run {
         results: Results::default(),
         missing: Vec::new(),
+        given_up: Vec::new(),
         start: Instant::now(),
     };
     let mut notes = Vec::new();
     let mut profile_text = None;
-    let mut memcpy = Vec::new();
     let [time_control, count_control] = control::PARTS.map(wanted);
     let of_storage = storage::PARTS.into_iter().any(wanted);
-    if ["time", "moderation", "profile"].into_iter().any(wanted) || time_control || of_storage {
+    let timed = ["time", "rates", "span", "moderation", "profile"];
+    if timed.into_iter().any(wanted) || time_control || of_storage {
         run.progress("booting the VMs that are timed");
         let counting = Counting::No;
         let machines = boot("time", (1, 2048), counting)?;
@@ -220,8 +237,17 @@ pub fn run(options: &Options) -> Result<()> {
         if wanted("time") {
             idle(&machines, &mut run)?;
             for round in 1..=plan.rounds {
-                memcpy.push(processes::memcpy_speed());
+                memcpy_round(&mut run);
                 time_round(&machines, &mut serving, &plan, round, &mut run)?;
+            }
+        }
+        for round in 1..=plan.rounds {
+            if wanted("rates") {
+                rates_round(&mut serving, &plan, round, &mut run)?;
+            }
+            if wanted("span") {
+                run.progress(&format!("span, round {round} of {}", plan.rounds));
+                span_round(&mut serving, &plan, &mut run);
             }
         }
         for round in 1..=plan.rounds {
@@ -363,8 +389,19 @@ pub fn run(options: &Options) -> Result<()> {
             run.missing.push(format!("kernel report: {finding}"));
         }
     }
-    let run = &mut run;
-    write_down(options, &plan, &kernel, run, &memcpy, notes, profile_text)
+    if wanted(loopback::PART) {
+        run.progress("booting a machine that talks to itself");
+        let machine = loopback::Machine::boot(&folder, &kernel, &modules)?;
+        for round in 1..=plan.rounds {
+            run.progress(&format!("loopback, round {round} of {}", plan.rounds));
+            loopback::round(&machine, &plan, &mut run)?;
+        }
+        for finding in machine.findings() {
+            println!("      kernel report: {finding}");
+            run.missing.push(format!("kernel report: {finding}"));
+        }
+    }
+    write_down(options, &plan, &kernel, &mut run, notes, profile_text)
 }
 
 /// Offers disks and files; whether that went well.
@@ -444,11 +481,17 @@ fn time_group(
     let mut best: Vec<(Line, String, (&'static str, bool, f64))> = Vec::new();
     for way in ways {
         check_interrupted()?;
+        if run.given_up.contains(&(driver, group.what.clone())) {
+            break;
+        }
         let arguments = format!("--ms {milliseconds} --wait {way} {}", group.arguments);
         let lines = match serving.measure(driver, &arguments, Duration::from_secs(200)) {
             Ok(lines) => lines,
             Err(error) => {
                 run.miss(&format!("{} {} ({way})", driver.name(), group.what), &error);
+                if group.is_tried_once {
+                    run.given_up.push((driver, group.what.clone()));
+                }
                 continue;
             }
         };
@@ -487,6 +530,85 @@ struct Group {
     rename: Option<&'static str>,
     /// The only way to wait that makes sense.
     way: Option<&'static str>,
+    /// Whether a driver that fails is left out from then on.
+    is_tried_once: bool,
+}
+
+/// Has what this machine copies beside the figures that are compared with it.
+fn memcpy_round(run: &mut Run) {
+    let (same, many) = processes::memcpy_speed();
+    let mib = 1 << 20;
+    for (test, speed) in [("memcpy_same", same), ("memcpy_many", many)] {
+        let (key, unit) = ((mib, 1), ("MiB/s", true));
+        let value = speed / mib as f64;
+        run.results.add(Driver::Memcpy, test, key, unit, value);
+    }
+}
+
+/// Small messages over more and more queue pairs, of all drivers. So many that it takes long to connect them
+/// are of the software drivers in the first round only, and for each that fails it is the last time.
+fn rates_round(serving: &mut Serving<'_>, plan: &Plan, round: usize, run: &mut Run) -> Result<()> {
+    for qps in &plan.qps {
+        let is_many = *qps >= MANY_QPS;
+        for driver in Driver::ALL {
+            if is_many && round > 1 && driver != Driver::Ferrite {
+                continue;
+            }
+            let group = Group {
+                what: format!("64 B messages, {qps} QPs"),
+                arguments: format!(
+                    "--qps {qps}{} send_bw:64 write_bw:64",
+                    if is_many { clones(driver) } else { "" }
+                ),
+                rename: Some("rate"),
+                way: None,
+                is_tried_once: is_many,
+            };
+            run.progress(&format!(
+                "round {round} of {}: {}: {}",
+                plan.rounds,
+                group.what,
+                driver.name()
+            ));
+            time_group(serving, driver, &group, plan.milliseconds, run)?;
+        }
+    }
+    Ok(())
+}
+
+/// How many queue pairs of a driver are connected: without rdma_cm where that can be done.
+fn clones(driver: Driver) -> &'static str {
+    match driver {
+        Driver::Siw => "",
+        _ => " --clone",
+    }
+}
+
+/// Writes of 1 MiB through so much memory that no cache holds it, beside memcpy through as much just before.
+fn span_round(serving: &mut Serving<'_>, plan: &Plan, run: &mut Run) {
+    let memcpy = processes::memcpy_speed().1;
+    let size: u64 = 1 << 20;
+    let arguments = format!(
+        "--ms {} --span {} write_span:{size}",
+        // The machines have less than a processor each.
+        4 * plan.milliseconds,
+        processes::MANY
+    );
+    let measured = serving
+        .measure(Driver::Ferrite, &arguments, Duration::from_secs(120))
+        .and_then(|lines| lines.into_iter().next().context("no result"));
+    match measured {
+        Ok(line) => {
+            let speed = (line.count * size) as f64 / line.seconds;
+            for (driver, speed) in [(Driver::Ferrite, speed), (Driver::Memcpy, memcpy)] {
+                let unit = ("MiB/s", true);
+                let value = speed / size as f64;
+                run.results
+                    .add(driver, "span_write", (size, 1), unit, value);
+            }
+        }
+        Err(error) => run.miss("writes through many MiB", &error),
+    }
 }
 
 /// One round of all timed measurements of all drivers.
@@ -510,14 +632,7 @@ fn time_round<'m>(
             arguments: tests,
             rename: None,
             way: None,
-        });
-    }
-    for qps in &plan.qps {
-        groups.push(Group {
-            what: format!("64 B messages, {qps} QPs"),
-            arguments: format!("--qps {qps} send_bw:64 write_bw:64"),
-            rename: Some("rate"),
-            way: None,
+            is_tried_once: false,
         });
     }
     groups.push(Group {
@@ -525,6 +640,7 @@ fn time_round<'m>(
         arguments: "send_lat:64".into(),
         rename: Some("event"),
         way: Some("event"),
+        is_tried_once: false,
     });
     for group in &groups {
         for driver in Driver::ALL {
@@ -776,20 +892,121 @@ fn beside(earlier: &Value, header: Value, only: &str) -> Value {
     both
 }
 
+/// Where everything is written down.
+fn bench_folder() -> PathBuf {
+    Path::new(PROJECT).join("bench")
+}
+
+/// What an earlier run has written down.
+struct Written {
+    header: Value,
+    records: Vec<Record>,
+    profile: Option<String>,
+}
+
+impl Written {
+    /// From its file; nothing if there is none.
+    fn read(folder: &Path) -> Result<Option<Self>> {
+        let path = folder.join("results.json");
+        match fs::read_to_string(&path) {
+            Ok(text) => Self::parse(&text)
+                .map(Some)
+                .with_context(|| format!("{}", path.display())),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error).with_context(|| format!("reading {}", path.display())),
+        }
+    }
+
+    fn parse(text: &str) -> Result<Self> {
+        let all: Value = serde_json::from_str(text)?;
+        let mut written = Self {
+            header: all["header"].clone(),
+            records: serde_json::from_value(all["records"].clone())?,
+            profile: all["profile"].as_str().map(str::to_owned),
+        };
+        written.memcpy_of_the_header();
+        Ok(written)
+    }
+
+    /// Files of before had memcpy in their header, the median of the rounds. It is a record as all others are.
+    fn memcpy_of_the_header(&mut self) {
+        let Some(fields) = self.header.as_object_mut() else {
+            return;
+        };
+        fields.remove("share_of_memcpy_of_1_mib_writes");
+        let mut results = Results::default();
+        for (test, field) in [
+            ("memcpy_same", "memcpy_same_mebibyte_mib_s"),
+            ("memcpy_many", "memcpy_many_mebibytes_mib_s"),
+        ] {
+            if let Some(speed) = fields.remove(field).as_ref().and_then(Value::as_f64) {
+                let (key, unit) = ((1 << 20, 1), ("MiB/s", true));
+                results.add(Driver::Memcpy, test, key, unit, speed);
+            }
+        }
+        self.records.append(&mut results.records);
+    }
+
+    /// Writes the file and its page; gives what of the goals is reached.
+    fn write(self, folder: &Path) -> Result<Vec<Bar>> {
+        let results = Results {
+            records: self.records,
+        };
+        let bars = goals::bars(&results);
+        let document = json!({
+            // Sorted to the top, where it is looked for.
+            "_licence": "SPDX-License-Identifier: Apache-2.0 OR MIT",
+            "header": self.header,
+            "bars": bars,
+            "records": results.records,
+            "profile": self.profile,
+        });
+        fs::create_dir_all(folder)?;
+        fs::write(
+            folder.join("results.json"),
+            serde_json::to_string_pretty(&document)? + "\n",
+        )?;
+        page::write(
+            &page::Report {
+                header: &self.header,
+                results: &results,
+                bars: &bars,
+                profile: self.profile.as_deref(),
+            },
+            folder,
+        )?;
+        Ok(bars)
+    }
+}
+
+/// Makes the page anew of what was measured before.
+fn page_again(folder: &Path) -> Result<()> {
+    let written = Written::read(folder)?.context("nothing was measured yet")?;
+    say_bars(&written.write(folder)?);
+    Ok(())
+}
+
+fn say_bars(bars: &[Bar]) {
+    for bar in bars {
+        let reached = bar.reached.map(|reached| bar.measure.text(reached));
+        println!(
+            "      {:<12} {:>6} of {:>5}  {}",
+            bar.verdict.words().0,
+            reached.as_deref().unwrap_or("-"),
+            bar.measure.text(bar.wanted),
+            bar.what
+        );
+    }
+}
+
 fn write_down(
     options: &Options,
     plan: &Plan,
     kernel: &Kernel,
     run: &mut Run,
-    memcpy: &[(f64, f64)],
     notes: Vec<String>,
     mut profile: Option<String>,
 ) -> Result<()> {
-    let mib = f64::from(1 << 20);
-    let hot = results::median(&memcpy.iter().map(|speed| speed.0 / mib).collect::<Vec<_>>());
-    let cold = results::median(&memcpy.iter().map(|speed| speed.1 / mib).collect::<Vec<_>>());
-    let writes = run.results.find(Driver::Ferrite, "write_bw", 1 << 20, 1);
-    let share = writes.map(|record| record.median / hot * 100.0);
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let mut header = json!({
         "machine": machine(),
@@ -806,7 +1023,8 @@ fn write_down(
         "compiler": output("rustc", &["--version"]),
         "wires": "Ferrite: RoCEv2 frames in memory that the two device processes share (a shortcut of the fabric); \
                   rxe and siw: a virtio-net interface each, MTU 9000, the two VMs' QEMUs directly connected by a Unix socket",
-        "programs": "tools/verbs-bench for all three (connections by rdma_cm, messages up to 64 B inline, \
+        "programs": "tools/verbs-bench for all three (connections by rdma_cm, of which Ferrite and rxe make the first only \
+                     where there are 1000, messages up to 64 B inline, \
                      one completion for 16 messages in streams, up to 128 under way); perftest beside it",
         "waiting": Driver::ALL.map(|driver| format!("{}: {}", driver.name(), driver.waits().join(" or "))),
         "rounds": plan.rounds,
@@ -814,65 +1032,30 @@ fn write_down(
         "quick": options.quick,
         "seconds_of_the_run": run.start.elapsed().as_secs(),
         "load_at_the_end": load.split_whitespace().take(3).collect::<Vec<_>>().join(" "),
-        "memcpy_same_mebibyte_mib_s": hot.round(),
-        "memcpy_many_mebibytes_mib_s": cold.round(),
-        "share_of_memcpy_of_1_mib_writes": share.map(|share| format!("{share:.1} %")),
         "limits": notes,
         "missing": run.missing,
     });
-    let folder = Path::new(PROJECT).join("bench");
-    fs::create_dir_all(&folder)?;
-    if let Some(only) = &options.only {
-        if let Ok(text) = fs::read_to_string(folder.join("results.json")) {
-            let earlier: Value = serde_json::from_str(&text).context("bench/results.json")?;
-            header = beside(&earlier["header"], header, only);
-            run.results
-                .keep(serde_json::from_value(earlier["records"].clone())?);
-            profile = profile.or(earlier["profile"].as_str().map(str::to_owned));
+    let folder = bench_folder();
+    if let Some(earlier) = Written::read(&folder)? {
+        run.results.compare(&earlier.records);
+        if let Some(only) = &options.only {
+            header = beside(&earlier.header, header, only);
+            run.results.keep(earlier.records);
+            profile = profile.or(earlier.profile);
         }
     }
-    let bars = run.results.bars();
-    let document = json!({
-        // Sorted to the top, where it is looked for.
-        "_licence": "SPDX-License-Identifier: Apache-2.0 OR MIT",
-        "header": header,
-        "bars": bars,
-        "records": run.results.records,
-        "profile": profile,
-    });
-    fs::write(
-        folder.join("results.json"),
-        serde_json::to_string_pretty(&document)? + "\n",
-    )?;
-    page::write(
-        &page::Report {
-            header: &header,
-            results: &run.results,
-            bars: &bars,
-            profile: profile.as_deref(),
-        },
-        &folder,
-    )?;
+    let records = std::mem::take(&mut run.results.records);
+    let bars = Written {
+        header,
+        records,
+        profile,
+    }
+    .write(&folder)?;
     say(&format!(
         "done in {} s; bench/results.json, bench/report.html",
         run.start.elapsed().as_secs()
     ));
-    for bar in &bars {
-        println!(
-            "      {:<6} {:>6.2}x of {:>3}x  {}: {} against {} {} ({})",
-            if bar.met { "met" } else { "missed" },
-            bar.factor,
-            bar.wanted,
-            bar.what,
-            short(bar.ferrite),
-            short(bar.other),
-            bar.unit,
-            bar.other_driver
-        );
-    }
-    if let Some(share) = share {
-        println!("      1 MiB writes reach {share:.1} % of memcpy ({hot:.0} MiB/s)");
-    }
+    say_bars(&bars);
     if !run.missing.is_empty() {
         println!("      without a result: {}", run.missing.len());
     }
@@ -900,6 +1083,53 @@ mod tests {
         assert_eq!(all["measured_again_scale"], both["measured_again_scale"]);
         let text = all["measured_again_handlers"].as_str().expect("text");
         assert!(text.contains("third") && text.contains("missing: nothing"));
+    }
+
+    #[test]
+    fn a_page_is_made_of_the_file_alone() {
+        let folder = std::env::temp_dir().join(format!("ferrite-again-{}", std::process::id()));
+        assert!(page_again(&folder).is_err());
+        fs::create_dir_all(&folder).expect("a folder");
+        let mut results = Results::default();
+        let key = (1 << 20, 1);
+        // Not every reader of numbers reads this one as it was written.
+        let odd = 500.566_997_746_382_6;
+        results.add(Driver::Ferrite, "write_bw", key, ("MiB/s", true), odd);
+        let old = json!({
+            "header": {
+                "machine": "one", "memcpy_same_mebibyte_mib_s": 1000.0, "share_of_memcpy_of_1_mib_writes": "50.0 %"
+            },
+            "records": results.records,
+            "bars": [{"what": "of another list"}],
+            "profile": "all of it",
+        });
+        fs::write(folder.join("results.json"), old.to_string()).expect("written");
+        // What memcpy was is a record now; making the page twice changes nothing.
+        let texts = [0, 1].map(|_| {
+            page_again(&folder).expect("a page");
+            fs::read_to_string(folder.join("results.json")).expect("the file")
+        });
+        assert_eq!(texts[0], texts[1]);
+        let again = Written::parse(&texts[0]).expect("read");
+        assert_eq!(
+            (again.header, again.records.len()),
+            (json!({"machine": "one"}), 2)
+        );
+        assert_eq!(again.profile.as_deref(), Some("all of it"));
+        let all: Value = serde_json::from_str(&texts[0]).expect("read");
+        let met = all["bars"].as_array().into_iter().flatten();
+        let met: Vec<_> = met.filter(|bar| bar["verdict"] == "met").collect();
+        assert_eq!((met.len(), &met[0]["ferrite"]), (1, &json!(odd)));
+        assert!((met[0]["reached"].as_f64().expect("a share") - 50.056_699).abs() < 1e-5);
+        assert!(folder.join("report.html").exists());
+        fs::remove_dir_all(folder).expect("removed");
+    }
+
+    #[test]
+    fn siw_makes_all_its_connections_itself() {
+        assert_eq!(clones(Driver::Siw), "");
+        assert_eq!(clones(Driver::Rxe), clones(Driver::Ferrite));
+        assert!(goals::RATES.contains(&MANY_QPS));
     }
 
     #[test]

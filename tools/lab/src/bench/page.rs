@@ -9,10 +9,12 @@ use std::path::Path;
 use anyhow::Result;
 use serde_json::Value;
 
+use super::goals::{self, Bar, Verdict};
+use super::limits::Figure;
 use super::machines::Driver;
 use super::moderation::Moderation;
 use super::plot::{Plot, Point, Series};
-use super::results::{human, short, Bar, Record, Results};
+use super::results::{human, short, Record, Results};
 use super::{adapter, interface, split};
 
 /// Everything that is written down.
@@ -21,7 +23,7 @@ pub struct Report<'a> {
     pub header: &'a Value,
     /// What was measured.
     pub results: &'a Results,
-    /// The comparison.
+    /// What of the goals is reached.
     pub bars: &'a [Bar],
     /// What the time of the device goes into, if it was looked at.
     pub profile: Option<&'a str>,
@@ -105,10 +107,33 @@ fn lines(results: &Results, tests: &[(&str, &str)]) -> Vec<Series> {
         .collect()
 }
 
+fn by_size(record: &Record) -> u64 {
+    record.size
+}
+
+fn by_qps(record: &Record) -> u64 {
+    record.qps
+}
+
+/// The goals of a plot, by its name: those of the tests that are in it.
+fn goals_of(results: &Results, plot: &str) -> Vec<Series> {
+    let tests = match plot {
+        "scale_qps" | "scale_regions" => vec![format!("{plot}_device")],
+        "scale_qps_counts" | "scale_regions_counts" => {
+            vec![plot.replace("_counts", "_instructions")]
+        }
+        test => vec![test.to_owned()],
+    };
+    let tests: Vec<&str> = tests.iter().map(String::as_str).collect();
+    let x = match plot {
+        _ if plot.ends_with("_bw") || plot.ends_with("_lat") => by_size,
+        _ => by_qps,
+    };
+    goals::lines(results, &tests, x)
+}
+
 /// All plots by the name of their file.
 fn plots(results: &Results) -> Vec<(String, Plot)> {
-    let by_size = |record: &Record| record.size;
-    let by_qps = |record: &Record| record.qps;
     let mut all = Vec::new();
     for (measure, words, unit) in [
         ("bw", "bandwidth", "MiB/s (more is better)"),
@@ -187,6 +212,40 @@ fn plots(results: &Results) -> Vec<(String, Plot)> {
             },
         ));
     }
+    all.push((
+        "stream_qps".into(),
+        Plot {
+            title: format!(
+                "Writes of {} over many queue pairs at once",
+                human(goals::STREAM)
+            ),
+            x_label: "queue pairs".into(),
+            y_label: "MiB/s of all together (more is better)".into(),
+            x_name: plain_name,
+            series: lines(results, &[("stream_qps", "together")]),
+        },
+    ));
+    all.push((
+        "stream_qps_fairness".into(),
+        Plot {
+            title: format!(
+                "Fairness of {} writes over many queue pairs at once",
+                human(goals::STREAM)
+            ),
+            x_label: "queue pairs".into(),
+            y_label: "bytes of a queue pair beside the mean of all".into(),
+            x_name: plain_name,
+            series: lines(
+                results,
+                &[
+                    ("stream_qps_fairness", "fastest/slowest"),
+                    ("stream_qps_slowest", "slowest"),
+                    ("stream_qps_median", "median"),
+                    ("stream_qps_fastest", "fastest"),
+                ],
+            ),
+        },
+    ));
     let handlers = |test: &str| format!("scale_handlers{test}");
     all.push((
         handlers("_instructions"),
@@ -300,38 +359,99 @@ fn escape(text: &str) -> String {
         .replace('>', "&gt;")
 }
 
-/// How many times better; of what is a share of something a digit more is wanted.
-fn factor(factor: f64) -> String {
-    if factor < 2.0 {
-        format!("{factor:.2}")
-    } else {
-        format!("{factor:.1}")
+/// By how much a value has changed.
+fn change(now: f64, before: f64) -> String {
+    match (now / before - 1.0) * 100.0 {
+        percent if !percent.is_finite() => "-".into(),
+        percent if percent.abs() < 0.5 => "0 %".into(),
+        percent => format!("{percent:+.0} %"),
     }
 }
 
+/// The goals, under a row for each figure that says what limits it.
 fn bars_table(bars: &[Bar]) -> String {
     let mut out = String::from(
-        "<table><tr><th>compared with the best of rxe, siw and, for disks and files, TCP; or with memcpy</th><th>Ferrite</th><th>the best other</th>\
-         <th>unit</th><th>times better</th><th>bar</th><th></th></tr>\n",
+        "<table><tr><th>compared with the best of rxe, siw and, for disks and files, TCP, where nothing else is said</th>\
+         <th>Ferrite</th><th>beside</th><th>unit</th><th>reached</th><th>goal</th><th></th>\
+         <th>Ferrite before</th><th>change</th><th>reached before</th></tr>\n",
     );
+    let mut figure: Option<Figure> = None;
     for bar in bars {
+        if figure != Some(bar.figure) {
+            figure = Some(bar.figure);
+            let _ = writeln!(
+                out,
+                "<tr class=figure><td colspan=10><b>{}</b>: {}</td></tr>",
+                escape(bar.figure.name()),
+                escape(bar.figure.limit())
+            );
+        }
+        let number = |value: Option<f64>| value.map_or("-".into(), short);
+        let reached =
+            |value: Option<f64>| value.map_or("-".into(), |value| bar.measure.text(value));
+        let beside = match (bar.other, &bar.other_name) {
+            (Some(other), Some(name)) => format!("{} ({})", short(other), escape(name)),
+            _ => "-".into(),
+        };
+        let changed = match (bar.ferrite, bar.ferrite_before) {
+            (Some(now), Some(before)) => change(now, before),
+            _ => "-".into(),
+        };
+        let (words, class) = bar.verdict.words();
         let _ = writeln!(
             out,
-            "<tr><td>{}</td><td class=n>{}</td><td class=n>{} ({})</td><td>{}</td>\
-             <td class=n>{}</td><td class=n>{}</td><td class={}>{}</td></tr>",
+            "<tr><td>{}</td><td class=n>{}</td><td class=n>{beside}</td><td>{}</td>\
+             <td class=n>{}</td><td class=n>{} {}</td><td class={class}>{words}</td>\
+             <td class=n>{}</td><td class=n>{changed}</td><td class=n>{}</td></tr>",
             escape(&bar.what),
-            short(bar.ferrite),
-            short(bar.other),
-            bar.other_driver,
-            bar.unit,
-            factor(bar.factor),
-            bar.wanted,
-            if bar.met { "met" } else { "missed" },
-            if bar.met { "met" } else { "missed" },
+            number(bar.ferrite),
+            escape(&bar.unit),
+            reached(bar.reached),
+            if bar.more_is_better { "&ge;" } else { "&le;" },
+            bar.measure.text(bar.wanted),
+            number(bar.ferrite_before),
+            reached(bar.reached_before),
         );
     }
     out.push_str("</table>\n");
     out
+}
+
+/// All figures of Ferrite's that the run before had as well.
+fn changes_table(results: &Results) -> String {
+    let mut rows = String::new();
+    let mut count = 0;
+    for record in &results.records {
+        let (Some(before), true) = (record.before, record.driver == Driver::Ferrite.name()) else {
+            continue;
+        };
+        count += 1;
+        let gain = record.gain();
+        let _ = writeln!(
+            rows,
+            "<tr><td>{}</td><td class=n>{}</td><td class=n>{}</td><td class=n>{}</td><td class=n>{}</td>\
+             <td>{}</td><td class=n>{}</td></tr>",
+            escape(&record.test.replace('_', " ")),
+            if record.size == 0 {
+                String::new()
+            } else {
+                human(record.size)
+            },
+            record.qps,
+            short(before),
+            short(record.median),
+            escape(&record.unit),
+            gain.map_or("-".into(), |gain| format!("{gain:.2}")),
+        );
+    }
+    if count == 0 {
+        return "<p>There is no run before this one that has measured the same.</p>\n".into();
+    }
+    format!(
+        "<details><summary>{count} figures of Ferrite beside those of the run before, whose machine may have done \
+         other work</summary>\n<table><tr><th>test</th><th>size</th><th>QPs</th><th>before</th><th>now</th>\
+         <th>unit</th><th>times as good</th></tr>\n{rows}</table></details>\n"
+    )
 }
 
 /// Unit and records of a row, by driver.
@@ -417,7 +537,8 @@ fn header_table(header: &Value) -> String {
 const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:1100px;margin:2em auto;padding:0 1em;color:#222;background:#fff}\
 h1{font-size:1.6em}h2{font-size:1.2em;margin-top:2em}table{border-collapse:collapse;font-size:.9em}\
 th,td{border-bottom:1px solid #ddd;padding:.25em .7em;text-align:left;vertical-align:top}.n{text-align:right;white-space:nowrap}\
-.met{color:#1b6e1b;font-weight:600}.missed{color:#a01c1c;font-weight:600}small{color:#777}\
+.figure td{background:#f6f6f6}figure{margin:0}figcaption{font-size:.85em;color:#444}\
+.unknown{color:#777;font-weight:600}.met{color:#1b6e1b;font-weight:600}.missed{color:#a01c1c;font-weight:600}small{color:#777}\
 .plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(480px,1fr));gap:1em}svg{border:1px solid #eee;width:100%;height:auto}pre{background:#f6f6f6;padding:1em;overflow:auto}";
 
 /// Writes the page and each plot into a folder.
@@ -425,12 +546,23 @@ pub fn write(report: &Report<'_>, folder: &Path) -> Result<()> {
     let mut figures = String::new();
     let mut plotted = Vec::new();
     for (name, plot) in plots(report.results) {
-        let Some(svg) = plot.svg() else { continue };
+        let goals = goals_of(report.results, &name);
+        let Some(svg) = plot.svg_with(&goals) else {
+            continue;
+        };
         fs::write(folder.join(format!("{}.svg", name.replace('_', "-"))), &svg)?;
-        figures.push_str(&svg);
+        let _ = write!(figures, "<figure>{svg}");
+        if let Some(figure) = Figure::of(&name) {
+            let limit = escape(figure.limit());
+            let _ = write!(figures, "<figcaption>What limits it: {limit}.</figcaption>");
+        }
+        figures.push_str("</figure>\n");
         plotted.push(name);
     }
-    let met = report.bars.iter().filter(|bar| bar.met).count();
+    let count = |verdict| {
+        let these = report.bars.iter().filter(|bar| bar.verdict == verdict);
+        these.count()
+    };
     let mut page = String::new();
     let _ = write!(
         page,
@@ -439,11 +571,17 @@ pub fn write(report: &Report<'_>, folder: &Path) -> Result<()> {
          <h1>Ferrite beside rxe and siw</h1>\n\
          <p>Two VMs on one machine, one processor each, all three drivers loaded in both; every round measures one driver \
          after the other, so that a change of the machine's load meets all of them. Points are medians, bars from the smallest \
-         to the largest sample. The machine emulates its guests and may do other work at the same time: figures of one run can \
+         to the largest sample, broken lines goals. The machine emulates its guests and may do other work at the same time: figures of one run can \
          be compared with each other, not with those of another run. Made by <code>make bench</code>.</p>\n\
-         <h2>Bars: {met} of {} met</h2>\n{}",
-        report.bars.len(),
-        bars_table(report.bars)
+         <h2>Goals: {} met, {} missed, {} not measured</h2>\n\
+         <p>Under the name of each figure is what limits it; <code>Documentation/benchmark.md</code> has the reasons. \
+         Figures before are of the run before, of the same or another machine: what was reached then is compared with \
+         others of that run.</p>\n{}{}",
+        count(Verdict::Met),
+        count(Verdict::Missed),
+        count(Verdict::NotMeasured),
+        bars_table(report.bars),
+        changes_table(report.results),
     );
     // Each has a table of its own.
     let all = || report.results.records.iter().map(|r| r.test.clone());
@@ -509,7 +647,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_page_says_which_bars_are_missed() {
+    fn the_page_says_which_goals_are_missed() {
         let mut results = Results::default();
         for (driver, value) in [
             (Driver::Ferrite, 10.0),
@@ -521,7 +659,18 @@ mod tests {
             }
             results.add(driver, "connections", (0, 1), ("/s", true), value);
         }
-        let bars = results.bars();
+        results.add(
+            Driver::Ferrite,
+            "send_bw",
+            (65_536, 1),
+            ("MiB/s", true),
+            9000.0,
+        );
+        results.add(Driver::Siw, "send_bw", (65_536, 1), ("MiB/s", true), 90.0);
+        let earlier = results.records.clone();
+        results.compare(&earlier);
+        results.records[0].before = Some(20.0);
+        let bars = goals::bars(&results);
         let folder = std::env::temp_dir().join(format!("ferrite-page-{}", std::process::id()));
         fs::create_dir_all(&folder).expect("a folder");
         let header = serde_json::json!({"machine": "a <b>"});
@@ -536,9 +685,17 @@ mod tests {
         )
         .expect("a page");
         let page = fs::read_to_string(folder.join("report.html")).expect("the page");
-        assert!(page.contains("0 of 2 met") && page.contains("class=missed>missed"));
+        let title = format!("Goals: 1 met, 2 missed, {} not measured", bars.len() - 3);
+        assert!(page.contains(&title));
+        assert!(page.contains("class=missed>missed") && page.contains("class=met>met"));
+        assert!(page.contains("class=unknown>not measured"));
         assert!(page.contains("a &lt;b&gt;") && page.contains("<td>connections</td>"));
-        assert!(folder.join("send-lat.svg").exists() && !folder.join("send-bw.svg").exists());
+        // What limits a figure is beside its goals and below its plots.
+        assert_eq!(page.matches(&escape(Figure::Bandwidth.limit())).count(), 2);
+        // The latency was twice as long before.
+        assert!(page.contains("-50 %") && page.contains("<td class=n>2.00</td>"));
+        let latency = fs::read_to_string(folder.join("send-lat.svg")).expect("a plot");
+        assert!(latency.contains("goal 1/20") && !folder.join("write-bw.svg").exists());
         fs::remove_dir_all(folder).expect("removed");
     }
 }

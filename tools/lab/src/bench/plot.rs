@@ -11,6 +11,8 @@ const LEFT: f64 = 78.0;
 const RIGHT: f64 = 92.0;
 const TOP: f64 = 44.0;
 const BOTTOM: f64 = 58.0;
+/// Half of the length of a goal that is for one place only.
+const MARK: f64 = 14.0;
 
 /// A point and its spread.
 #[derive(Debug, Clone, Copy)]
@@ -71,16 +73,26 @@ impl Plot {
 
     /// As an SVG document; nothing if there are no points.
     pub fn svg(&self) -> Option<String> {
+        self.svg_with(&[])
+    }
+
+    /// The same with goals drawn into it, as broken lines.
+    pub fn svg_with(&self, goals: &[Series]) -> Option<String> {
         let good = |value: &f64| *value > 0.0 && value.is_finite();
         let xs: Vec<f64> = self.points().map(|p| p.x).filter(good).collect();
+        if xs.is_empty() {
+            return None;
+        }
+        let goal_points = goals.iter().flat_map(|goal| &goal.points);
         let ys: Vec<f64> = self
             .points()
+            .chain(goal_points)
             .flat_map(|p| [p.min, p.max])
             .filter(good)
             .collect();
         let least = |v: &[f64]| v.iter().copied().fold(f64::INFINITY, f64::min);
         let most = |v: &[f64]| v.iter().copied().fold(0.0, f64::max);
-        if xs.is_empty() || ys.is_empty() {
+        if ys.is_empty() {
             return None;
         }
         let (x_low, x_high) = (least(&xs).ln(), most(&xs).ln().max(least(&xs).ln() + 0.1));
@@ -156,6 +168,36 @@ impl Plot {
             escape(&self.y_label)
         ));
         let mut ends: Vec<(f64, f64, &Series, f64)> = Vec::new();
+        for goal in goals {
+            let points: Vec<(f64, f64)> = goal
+                .points
+                .iter()
+                .filter(|p| good(&p.x) && good(&p.y))
+                .map(|p| (x(p.x), y(p.y)))
+                .collect();
+            let Some(end) = points.last().copied() else {
+                continue;
+            };
+            // Where there is a goal for one place only it is to be seen as well.
+            let mut path = match points[..] {
+                [(at, height)] => format!("M{:.1} {height:.1}h{:.1}", at - MARK, 2.0 * MARK),
+                _ => String::new(),
+            };
+            for (index, (at, height)) in points.iter().enumerate().skip_while(|_| points.len() == 1)
+            {
+                let _ = write!(
+                    path,
+                    "{}{at:.1} {height:.1}",
+                    if index == 0 { 'M' } else { 'L' }
+                );
+            }
+            put(format_args!(
+                r##"<path class="goal" d="{path}" fill="none" stroke="{}" stroke-width="1.5" stroke-dasharray="6 4"/>"##,
+                goal.colour
+            ));
+            let value = goal.points.last().map_or(0.0, |point| point.y);
+            ends.push((end.0, end.1, goal, value));
+        }
         for series in &self.series {
             let points: Vec<&Point> = series
                 .points
@@ -268,5 +310,43 @@ mod tests {
             ..plot
         };
         assert!(empty.svg().is_none());
+    }
+
+    #[test]
+    fn goals_are_broken_lines_inside_the_plot() {
+        let point = |x, y| Point {
+            x,
+            y,
+            min: y,
+            max: y,
+        };
+        let line = |name: &str, points| Series {
+            name: name.into(),
+            colour: "#888",
+            points,
+        };
+        let plot = Plot {
+            title: "t".into(),
+            x_label: "x".into(),
+            y_label: "y".into(),
+            x_name: |x| format!("{x}"),
+            series: vec![line("one", vec![point(1.0, 20.0), point(100.0, 30.0)])],
+        };
+        let goals = [
+            line("goal 100x", vec![point(1.0, 4000.0), point(100.0, 5000.0)]),
+            line("goal 5", vec![point(10.0, 25.0)]),
+            line("never", vec![point(10.0, 0.0)]),
+        ];
+        let svg = plot.svg_with(&goals).expect("a plot");
+        assert_eq!(svg.matches("class=\"goal\"").count(), 2);
+        assert!(svg.contains("goal 100x") && svg.contains("goal 5") && !svg.contains("never"));
+        // The axis reaches up to them, and nothing of them is a measured point.
+        assert!(svg.contains(">10 k<") && !plot.svg().expect("a plot").contains(">10 k<"));
+        assert_eq!(svg.matches("<circle").count(), 2);
+        let empty = Plot {
+            series: Vec::new(),
+            ..plot
+        };
+        assert!(empty.svg_with(&goals).is_none());
     }
 }

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What was measured: records with all samples, and the comparison with the bars.
+//! What was measured: records with all samples, beside those of the run before.
 
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
 use super::machines::Driver;
-use super::{adapter, storage};
 
 /// One driver, one test, one size.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -31,28 +30,25 @@ pub struct Record {
     pub min: f64,
     /// The largest.
     pub max: f64,
+    /// The median of the run before, which may have been of another machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub before: Option<f64>,
 }
 
-/// A bar: a ratio to the better of the software drivers, and of TCP where it can do the same, that has to be
-/// reached.
-#[derive(Debug, Clone, Serialize)]
-pub struct Bar {
-    /// What is compared.
-    pub what: String,
-    /// Ferrite's median.
-    pub ferrite: f64,
-    /// The better of the others.
-    pub other: f64,
-    /// Which that is.
-    pub other_driver: String,
-    /// Of both.
-    pub unit: String,
-    /// How many times better Ferrite is.
-    pub factor: f64,
-    /// How many times better it has to be.
-    pub wanted: f64,
-    /// Whether it is.
-    pub met: bool,
+impl Record {
+    fn is_of(&self, other: &Self) -> bool {
+        (&self.driver, &self.test, self.size, self.qps)
+            == (&other.driver, &other.test, other.size, other.qps)
+    }
+
+    /// How many times as good as in the run before; nothing where one of both is nothing.
+    pub fn gain(&self) -> Option<f64> {
+        let gain = match (self.before?, self.higher_is_better) {
+            (before, true) => self.median / before,
+            (before, false) => before / self.median,
+        };
+        (gain.is_finite() && gain > 0.0).then_some(gain)
+    }
 }
 
 /// All records.
@@ -101,6 +97,7 @@ impl Results {
                 median: f64::NAN,
                 min: f64::INFINITY,
                 max: f64::NEG_INFINITY,
+                before: None,
             });
             self.records.len() - 1
         });
@@ -109,6 +106,14 @@ impl Results {
         record.median = median(&record.samples);
         record.min = record.min.min(sample);
         record.max = record.max.max(sample);
+    }
+
+    /// Has each record know the median that an earlier run had.
+    pub fn compare(&mut self, earlier: &[Record]) {
+        for record in &mut self.records {
+            let same = earlier.iter().find(|old| old.is_of(record));
+            record.before = same.map(|old| old.median);
+        }
     }
 
     /// Puts what an earlier run has measured before it all, except for the tests that were measured
@@ -139,118 +144,6 @@ impl Results {
         self.records
             .iter()
             .filter(move |r| r.driver == driver.name() && r.test == test)
-    }
-
-    /// Ferrite against the better of the others, where all have a record.
-    fn bar(&self, what: String, test: &str, size: u64, qps: u64, wanted: f64) -> Option<Bar> {
-        let ferrite = self.find(Driver::Ferrite, test, size, qps)?;
-        let others = [Driver::Rxe, Driver::Siw, Driver::Tcp, Driver::Memcpy];
-        let better = |a: &&Record, b: &&Record| {
-            let order = a.median.total_cmp(&b.median);
-            if ferrite.higher_is_better {
-                order
-            } else {
-                order.reverse()
-            }
-        };
-        let other = others
-            .iter()
-            .filter_map(|driver| self.find(*driver, test, size, qps))
-            .max_by(better)?;
-        let factor = if ferrite.higher_is_better {
-            ferrite.median / other.median
-        } else {
-            other.median / ferrite.median
-        };
-        Some(Bar {
-            what,
-            ferrite: ferrite.median,
-            other: other.median,
-            other_driver: other.driver.clone(),
-            unit: ferrite.unit.clone(),
-            factor,
-            wanted,
-            met: factor >= wanted,
-        })
-    }
-
-    /// The bars that were set for this project.
-    pub fn bars(&self) -> Vec<Bar> {
-        let mut bars = Vec::new();
-        for kind in ["send", "write", "read"] {
-            let test = format!("{kind}_bw");
-            let mut sizes: Vec<u64> = self
-                .series(Driver::Ferrite, &test)
-                .map(|r| r.size)
-                .collect();
-            sizes.retain(|size| *size >= 64 << 10);
-            sizes.sort_unstable();
-            for size in sizes {
-                bars.extend(self.bar(
-                    format!("{kind} bandwidth, {}", human(size)),
-                    &test,
-                    size,
-                    1,
-                    10.0,
-                ));
-            }
-        }
-        for kind in ["send", "write"] {
-            let test = format!("{kind}_rate");
-            let mut qps: Vec<u64> = self.series(Driver::Ferrite, &test).map(|r| r.qps).collect();
-            qps.sort_unstable();
-            for qps in qps {
-                bars.extend(self.bar(
-                    format!(
-                        "64 B {kind} rate, {qps} QP{}",
-                        if qps == 1 { "" } else { "s" }
-                    ),
-                    &test,
-                    64,
-                    qps,
-                    10.0,
-                ));
-            }
-        }
-        for kind in ["send", "write"] {
-            bars.extend(self.bar(
-                format!("64 B {kind} latency"),
-                &format!("{kind}_lat"),
-                64,
-                1,
-                3.0,
-            ));
-        }
-        bars.extend(self.bar(
-            "guest instructions of a 64 B send and its completion".into(),
-            "send_instructions",
-            64,
-            1,
-            10.0,
-        ));
-        for record in self.series(Driver::Ferrite, "registrations") {
-            bars.extend(self.bar(
-                format!(
-                    "registrations and deregistrations of {}",
-                    human(record.size)
-                ),
-                "registrations",
-                record.size,
-                record.qps,
-                2.0,
-            ));
-        }
-        bars.extend(self.bar("connections".into(), "connections", 0, 1, 1.5));
-        for (test, _, words, wanted) in adapter::WORKS {
-            let what = format!("1 MiB writes between functions, {words}");
-            bars.extend(self.bar(what, test, adapter::SIZE, 1, wanted));
-        }
-        for job in storage::JOBS {
-            let wanted = if job.is_small() { 2.0 } else { 3.0 };
-            let (size, depth) = job.key();
-            bars.extend(self.bar(job.words(), job.test, size, depth, wanted));
-        }
-        bars
     }
 }
 
@@ -290,7 +183,6 @@ mod tests {
         for (driver, latency, rate) in [
             (Driver::Ferrite, [9.0, 10.0, 30.0], 2000.0),
             (Driver::Rxe, [90.0, 80.0, 100.0], 150.0),
-            (Driver::Siw, [29.0, 28.0, 99.0], 250.0),
         ] {
             for sample in latency {
                 results.add(driver, "send_lat", (64, 1), ("us", false), sample);
@@ -301,16 +193,32 @@ mod tests {
     }
 
     #[test]
-    fn the_bar_is_against_the_better_of_the_others() {
-        let bars = filled().bars();
-        let latency = bars
-            .iter()
-            .find(|b| b.what.contains("latency"))
-            .expect("latency");
-        assert_eq!(latency.other_driver, "siw");
-        assert!((latency.factor - 2.9).abs() < 1e-9 && !latency.met);
-        let rate = bars.iter().find(|b| b.what.contains("rate")).expect("rate");
-        assert_eq!((rate.factor, rate.met), (8.0, false));
+    fn a_record_knows_the_run_before() {
+        let (mut now, mut earlier) = (filled(), filled());
+        for record in &mut earlier.records {
+            record.median *= 2.0;
+        }
+        earlier.records.retain(|record| record.driver == "ferrite");
+        now.compare(&earlier.records);
+        let lat = |driver| now.find(driver, "send_lat", 64, 1).expect("a record");
+        assert_eq!(lat(Driver::Ferrite).before, Some(20.0));
+        // Half of the time is twice as good, half of the rate is half as good.
+        assert_eq!(lat(Driver::Ferrite).gain(), Some(2.0));
+        let rate = now.find(Driver::Ferrite, "send_rate", 64, 1);
+        assert_eq!(rate.and_then(Record::gain), Some(0.5));
+        assert_eq!(
+            (lat(Driver::Rxe).before, lat(Driver::Rxe).gain()),
+            (None, None)
+        );
+        // It is kept in the file, and left out where there is none.
+        let text = serde_json::to_string(&now.records).expect("text");
+        assert_eq!(text.matches("before").count(), 2);
+        let again: Vec<Record> = serde_json::from_str(&text).expect("the same again");
+        assert_eq!(again[0].before, Some(20.0));
+        // The next run's is the one before it, not that before.
+        let mut next = filled();
+        next.compare(&again);
+        assert_eq!(next.records[0].before, Some(10.0));
     }
 
     #[test]

@@ -14,18 +14,20 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{bail, Context, Result};
+use anyhow::{bail, ensure, Context, Result};
 use serde_json::{json, Value};
 
+use super::goals::STREAM;
 use super::machines::{Counted, Driver, Line, Machines, Serving};
 use super::processes::processor_time;
+use super::results::median;
 use super::{difference, Plan, Run};
 use crate::process::check_interrupted;
 
 /// Long enough for the largest number of objects.
 const PATIENCE: Duration = Duration::from_secs(900);
-/// Bytes of a message where many queue pairs stream.
-const STREAM: u64 = 256 << 10;
+/// Messages of each queue pair where many stream, on average: enough for shares to be told to two of a hundred.
+const OF_EACH: u64 = 64;
 /// Queue pairs that complete at each handler, in turn.
 const QPS_OF_A_HANDLER: u64 = 8;
 /// Milliseconds that a frame takes where events are waited for: some times what it takes a thread to
@@ -352,19 +354,56 @@ fn handlers_on(
     Ok(())
 }
 
-/// Long messages on many queue pairs that all want the wire at once: how fast they are together,
-/// and what got lost in queues of the device itself, which should be nothing.
+/// What queue pairs got through beside each other, by the mean of all.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Shares {
+    slowest: f64,
+    median: f64,
+    fastest: f64,
+    /// The fastest by the slowest.
+    fairness: f64,
+}
+
+impl Shares {
+    /// From the messages of each. One with none is taken to have had half of one, which is more than it had.
+    fn new(each: &[u64]) -> Option<Self> {
+        let all: u64 = each.iter().sum();
+        let (slowest, fastest) = (*each.iter().min()?, *each.iter().max()?);
+        if all == 0 {
+            return None;
+        }
+        let of_mean = |messages: f64| messages.max(0.5) * each.len() as f64 / all as f64;
+        let middle = median(&each.iter().map(|each| *each as f64).collect::<Vec<_>>());
+        let (slowest, fastest) = (of_mean(slowest as f64), of_mean(fastest as f64));
+        Some(Self {
+            slowest,
+            median: of_mean(middle),
+            fastest,
+            fairness: fastest / slowest,
+        })
+    }
+}
+
+/// Long messages on many queue pairs that all want the wire at once: how fast they are together, what each got
+/// through, and what got lost in queues of the device itself, which should be nothing.
 fn streams(machines: &Machines, serving: &mut Serving<'_>, qps: u64, run: &mut Run) -> Result<()> {
     check_interrupted()?;
     run.progress(&format!("streams over {qps} QPs"));
     let before = machines.cluster.counters(1)?;
-    let arguments = format!("--clone --qps {qps} --ms 300 write_bw:{STREAM}");
+    let arguments = format!("--clone --qps {qps} --messages {OF_EACH} fair_write:{STREAM}");
     let lines = serving.measure(Driver::Ferrite, &arguments, PATIENCE)?;
     let line = lines.first().context("no result")?;
     let counted = difference(&machines.cluster.counters(1)?, &before);
     let counter = |path: &str| counted.pointer(path).and_then(Value::as_f64).unwrap_or(0.0);
     let drops = counter("/shortcuts/tx_drops") + counter("/uplink/tx_drops");
     let speed = (line.count * STREAM) as f64 / line.seconds / f64::from(1 << 20);
+    ensure!(line.each.len() as u64 == qps, "{} QPs", line.each.len());
+    let shares = Shares::new(&line.each).context("nothing was sent")?;
+    println!(
+        "      {speed:.0} MiB/s, {drops:.0} dropped; by the mean of all the slowest {:.2}, the fastest {:.2}",
+        shares.slowest, shares.fastest
+    );
+    let of_mean = ("of the mean", false);
     for (test, unit, value) in [
         ("stream_qps", ("MiB/s", true), speed),
         ("stream_qps_drops", ("frames", false), drops),
@@ -373,6 +412,15 @@ fn streams(machines: &Machines, serving: &mut Serving<'_>, qps: u64, run: &mut R
             ("", false),
             counter("/engine/ack_timeouts"),
         ),
+        (
+            "stream_qps_again",
+            ("packets", false),
+            counter("/engine/retransmissions"),
+        ),
+        ("stream_qps_slowest", ("of the mean", true), shares.slowest),
+        ("stream_qps_median", of_mean, shares.median),
+        ("stream_qps_fastest", of_mean, shares.fastest),
+        ("stream_qps_fairness", ("to one", false), shares.fairness),
     ] {
         run.results
             .add(Driver::Ferrite, test, (STREAM, qps), unit, value);
@@ -444,6 +492,17 @@ mod tests {
         assert_eq!(both_ways(&[1, 10, 100]), [1, 10, 100, 10, 1]);
         assert_eq!(both_ways(&[7]), [7]);
         assert!(both_ways(&[]).is_empty());
+    }
+
+    #[test]
+    fn shares_are_by_the_mean_and_none_is_nothing() {
+        let shares = Shares::new(&[8, 12, 10, 10]).expect("some");
+        assert_eq!((shares.slowest, shares.fastest), (0.8, 1.2));
+        assert_eq!(shares.median, 1.0);
+        assert!((shares.fairness - 1.5).abs() < 1e-9);
+        let starved = Shares::new(&[0, 16]).expect("some");
+        assert_eq!((starved.slowest, starved.fairness), (0.0625, 32.0));
+        assert_eq!((Shares::new(&[]), Shares::new(&[0, 0])), (None, None));
     }
 
     #[test]
