@@ -567,8 +567,31 @@ impl Recovery {
         }
     }
 
-    /// Ends the life of a device that failed or is to have another layout, and begins one, unless nothing stopped
-    /// it and nobody `asked` for that. Sleeps.
+    /// Stops a device that nothing stopped when its life ended, or did since: what it knew then is lost, but nothing
+    /// else is as long as no life begins before. Not where all was tried just now. Sleeps.
+    fn stop_at_last(&self, tried: bool) -> Result {
+        if !self.current.lock().unstoppable {
+            return Ok(());
+        }
+        if tried {
+            return Err(EIO);
+        }
+        let config = ConfigLock::new(&self.pdev);
+        // Who has reset the function meanwhile gave it what it had before, the bus perhaps.
+        config.clear_master();
+        // As its register did not do. Where there is no such reset the device may have taken its time only.
+        if let Err(error) = config.reset_function() {
+            dev_err!(self.pdev, "function reset failed: {:?}\n", error);
+        }
+        self.registers
+            .reset()
+            .inspect_err(|error| dev_err!(self.pdev, "reset failed: {:?}\n", error))?;
+        self.current.lock().unstoppable = false;
+        Ok(())
+    }
+
+    /// Ends the life of a device that failed or is to have another layout, and begins one, unless nothing stops
+    /// it. Sleeps.
     fn attempt(self: &Arc<Self>, pdev: &pci::Device<Bound>, asked: bool) -> (Outcome, Result) {
         // Without the lock: its life does not end meanwhile, that is done here, or after this was waited for.
         if let Some(hw) = self.hardware().filter(|hw| hw.is_dead()) {
@@ -581,7 +604,9 @@ impl Recovery {
         }
         let mut lives = self.lives.lock();
         let lives = &mut *lives;
-        if let Some(life) = lives.life.take() {
+        let ended = lives.life.take();
+        let just_ended = ended.is_some();
+        if let Some(life) = ended {
             lives.kept.name = life.name();
             // Also where no other can begin: consumers are rid of it.
             parting::end(&self.pdev, life);
@@ -595,11 +620,11 @@ impl Recovery {
             if let Some((outcome, why)) = current.hindrance() {
                 return (outcome, Err(why.error()));
             }
-            if current.unstoppable && !asked {
-                return (Outcome::Unstoppable, Err(EIO));
-            }
             // Not before users have let go: of a reset that is over by now nothing is left.
             current.attempts();
+        }
+        if let Err(error) = self.stop_at_last(just_ended && !asked) {
+            return (self.current.lock().outcome(), Err(error));
         }
         let life = Life::begin(pdev, self, &mut lives.kept);
         self.note(&life);

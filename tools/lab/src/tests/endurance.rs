@@ -51,6 +51,10 @@ pub const LIMITS: &[VmTest] = &[
         "no group has more contexts and objects than the rdma controller allows",
         controlled,
     ),
+    VmTest::new(
+        "a process whose group may have no more memory is told so, or ended, and others are served",
+        without_memory,
+    ),
 ];
 
 /// Who is not root.
@@ -173,6 +177,105 @@ fn pinned_memory(cluster: &Cluster) -> Result<()> {
         "in 16 MiB: {said:?}"
     );
     nothing_left(one)
+}
+
+/// Takes keys until there is no more memory in its group, gives some of its own back, takes keys again, then regions.
+/// Says how many there were and with which error that ended, of each, and keeps all.
+///
+/// It needs no memory itself by then: not for its heap, its text, nor for what it says. One that is `told` is none that
+/// the kernel may end to have memory.
+const LIMITED: &str = "import ctypes, mmap, sys, time
+GROUP = '/sys/fs/cgroup/limited/'
+if sys.argv[1] == 'told':
+    open('/proc/self/oom_score_adj', 'w').write('-1000')
+libc = ctypes.CDLL('libc.so.6', use_errno=True)
+verbs = ctypes.CDLL('libibverbs.so.1', use_errno=True)
+name = '/usr/lib/x86_64-linux-gnu/libibverbs/libferrite-rdmav34.so'
+ferrite = ctypes.CDLL(name, use_errno=True)
+verbs.ibv_get_device_list.restype = ctypes.POINTER(ctypes.c_void_p)
+allocate = libc.malloc, verbs.ibv_open_device, verbs.ibv_alloc_pd, verbs.ibv_reg_mr, ferrite.ferritedv_alloc_list
+for function in allocate:
+    function.restype = ctypes.c_void_p
+THP_DISABLE, TRIM_THRESHOLD, MMAP_THRESHOLD, CURRENT = 41, -1, -3, 1
+libc.prctl(THP_DISABLE, 1, 0, 0, 0)
+libc.mallopt(TRIM_THRESHOLD, 1 << 30)
+libc.mallopt(MMAP_THRESHOLD, 32 << 20)
+heap = ctypes.c_void_p(libc.malloc(8 << 20))
+libc.memset(heap, 1, 8 << 20)
+libc.free(heap)
+def memory(length):
+    return mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE)
+spare = [memory(1 << 20) for _ in range(2)]
+length = 2 << 20
+area = memory(length)
+start = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(area)))
+context = ctypes.c_void_p(verbs.ibv_open_device(ctypes.c_void_p(verbs.ibv_get_device_list(None)[0])))
+pd = ctypes.c_void_p(verbs.ibv_alloc_pd(context))
+def take(function, *arguments):
+    for count in range(100000):
+        if not function(*arguments):
+            return count, ctypes.get_errno()
+    return count, 0
+assert libc.mlockall(CURRENT) == 0
+current = int(open(GROUP + 'memory.current').read())
+open(GROUP + 'memory.max', 'w').write(str(current + (2 << 20)))
+first, error = take(ferrite.ferritedv_alloc_list, pd, 1)
+spare[0].close()
+again, again_error = take(ferrite.ferritedv_alloc_list, pd, 1)
+regions, region_error = take(verbs.ibv_reg_mr, pd, start, ctypes.c_size_t(length), 1)
+spare[1].close()
+print(first, error, again, again_error, regions, region_error, flush=True)
+time.sleep(600)
+";
+
+fn without_memory(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    one.sh(&format!(
+        "set -e
+         mountpoint -q /sys/fs/cgroup || mount -t cgroup2 none /sys/fs/cgroup
+         echo +memory >/sys/fs/cgroup/cgroup.subtree_control
+         mkdir -p /sys/fs/cgroup/limited
+         rm -f /run/limited; cat >/run/limited.py <<'END'\n{LIMITED}\nEND"
+    ))?;
+    let begin = |what: &str| {
+        format!(
+            "cd /sys/fs/cgroup/limited; echo max >memory.max; echo $$ >cgroup.procs
+             exec python3 /run/limited.py {what} >/run/limited"
+        )
+    };
+    let time = Duration::from_secs(600);
+    let checked = (|| -> Result<()> {
+        let told = one.spawn(&begin("told"), time)?;
+        let served = (|| -> Result<()> {
+            one.wait_for("test -s /run/limited", Duration::from_secs(180))?;
+            let said = one.sh("cat /run/limited")?;
+            let said: Vec<i64> = said
+                .split_whitespace()
+                .map(|word| word.parse().with_context(|| format!("cannot read: {said}")))
+                .collect::<Result<_>>()?;
+            let none = i64::from(libc::ENOMEM);
+            ensure!(
+                matches!(said[..], [first, error, again, again_error, _, region_error]
+                    if first > 100 && again > 100 && [error, again_error, region_error] == [none; 3]),
+                "keys, their error, keys again, their error, regions, their error: {said:?}"
+            );
+            still_works(cluster).context("beside it")
+        })();
+        let ended = told.end_with(libc::SIGKILL);
+        served?;
+        ended?;
+        nothing_left(one)?;
+        // One that may be ended is, in the middle of a call.
+        one.sh("dmesg -C")?;
+        let killed = one.run(&begin("killed"), time)?;
+        ensure!(killed.ended_by(libc::SIGKILL), "{killed:?}");
+        one.sh("dmesg | grep 'Memory cgroup out of memory: Killed process'")
+            .context("not the kernel ended it")?;
+        nothing_left(one)?;
+        still_works(cluster)
+    })();
+    one.sh("rmdir /sys/fs/cgroup/limited")?;
+    checked
 }
 
 /// How many contexts a group may have, and how many objects.

@@ -12,6 +12,7 @@ use crate::cluster::Cluster;
 use crate::process::wait_until;
 use crate::shell::LOAD_DRIVER;
 use crate::traffic::{wait_listening, DEVICE_AND_GID};
+use crate::vm::Vm;
 
 /// The driver is loaded when these begin and when they end.
 pub const LOADING: &[VmTest] = &[
@@ -211,14 +212,38 @@ fn fails_under_shared_receives(cluster: &Cluster) -> Result<()> {
     still_works(cluster)
 }
 
+/// For sleep, and for being switched off with memory saved.
+pub(super) const SLEEP: [&str; 2] = ["freeze", "disk"];
+
+/// Whether the kernel of a machine can [`sleep`] so.
+pub(super) fn can_sleep(vm: &Vm) -> Result<bool> {
+    Ok(vm
+        .run("test -w /sys/power/pm_test", Duration::from_secs(60))?
+        .ok())
+}
+
 /// Has the kernel go through all of a machine's sleep but its last step, which is not ours: devices are put to sleep
-/// and lose power, and are woken after a moment. For sleep, and for being switched off with memory saved.
+/// and lose power, and are woken after a moment.
+pub(super) fn sleep(vm: &Vm, state: &str) -> Result<()> {
+    vm.sh_in(
+        &format!(
+            "set -e
+             echo 1 >/sys/module/suspend/parameters/pm_test_delay
+             echo platform >/sys/power/pm_test
+             echo {state} >/sys/power/state
+             echo none >/sys/power/pm_test"
+        ),
+        Duration::from_secs(120),
+    )?;
+    Ok(())
+}
+
 fn sleeps(cluster: &Cluster) -> Result<()> {
     let (one, two) = cluster.two()?;
     nvme::serve(two)?;
     nvme::connect_for_good(one, two)?;
     let slept = (|| {
-        for state in ["freeze", "disk"] {
+        for state in SLEEP {
             let before = recovery::lives(one)?;
             one.sh("dmesg -C")?;
             let server = one.spawn(
@@ -236,16 +261,7 @@ fn sleeps(cluster: &Cluster) -> Result<()> {
                 Duration::from_secs(600),
             )?;
             super::faults::wait_for_traffic(cluster, 1, &[&server, &client])?;
-            one.sh_in(
-                &format!(
-                    "set -e
-                     echo 1 >/sys/module/suspend/parameters/pm_test_delay
-                     echo platform >/sys/power/pm_test
-                     echo {state} >/sys/power/state
-                     echo none >/sys/power/pm_test"
-                ),
-                Duration::from_secs(120),
-            )?;
+            sleep(one, state)?;
             recovery::wait_back(one, before)?;
             // Of its own it had nothing to complain of: it was stopped before it lost the bus.
             let said = one.sh("dmesg")?;

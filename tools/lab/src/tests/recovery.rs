@@ -94,7 +94,11 @@ pub const REMOVAL: &[VmTest] = &[
         vanishes_while_it_comes_back,
     ),
     VmTest::alone(
-        "a device that cannot be stopped is left alone until somebody asks",
+        "a device whose resets fail, and succeed later, comes back by itself",
+        stopped_later,
+    ),
+    VmTest::alone(
+        "a device that cannot be stopped is left alone in the end, until somebody asks",
         unstoppable,
     ),
 ];
@@ -571,7 +575,9 @@ fn silent_alone(cluster: &Cluster) -> Result<()> {
     still_works(cluster)
 }
 
-fn unstoppable(cluster: &Cluster) -> Result<()> {
+/// Has the device of machine 1 fail, and no reset have an effect from then on. Gives how many attempts to begin a life
+/// there were.
+fn fails_and_goes_on(cluster: &Cluster) -> Result<u64> {
     let (one, _) = cluster.two()?;
     wait_active(one)?;
     let tried = count(one, "attempts")?;
@@ -581,10 +587,51 @@ fn unstoppable(cluster: &Cluster) -> Result<()> {
         &json!({"reset": "never", "ignore_function_reset": true}),
     )?;
     fatal(cluster)?;
+    Ok(tried)
+}
+
+fn stopped_later(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    let count_before = lives(one)?;
+    let program = program_in_the_middle(one)?;
+    let tried = fails_and_goes_on(cluster)?;
+    ended_well(one, program)?;
+    // All was tried when its life ended, and its reset again after that.
+    one.wait_for(
+        "dmesg | sed '1,/device cannot be stopped/d' | grep -q 'reset failed'",
+        2 * PATIENCE,
+    )
+    .context("nobody tries to stop it again")?;
+    // No life has begun, nor was one tried: what the device knows is lost with each.
+    ensure!(count(one, "attempts")? == tried, "{}", diagnose(one)?);
+    let lost = pinned(one)?;
+    behave(cluster)?;
+    wait_back(one, count_before)?;
+    ensure!(lives(one)? == count_before + 1, "{}", diagnose(one)?);
+    let said = one.sh("dmesg")?;
+    ensure!(
+        said.matches("memory that it was told of is not freed")
+            .count()
+            == 1,
+        "more was lost than at first:\n{said}"
+    );
+    still_works(cluster)?;
+    none_pinned_since(one, lost)
+}
+
+fn unstoppable(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    let tried = fails_and_goes_on(cluster)?;
+    // Each attempt to stop it takes as long as a reset may.
     one.wait_for(
         "dmesg | grep -q 'device stays failed (it cannot be stopped)'",
-        2 * PATIENCE,
+        4 * PATIENCE,
     )?;
+    let waits = one.sh("dmesg | grep -c 'device is tried again in'")?;
+    ensure!(
+        waits.trim() == ATTEMPTS.to_string(),
+        "{waits} times planned"
+    );
     ensure!(count(one, "attempts")? == tried, "{}", diagnose(one)?);
     ensure!(shown(one)?.contains("\"error\""), "{}", shown(one)?);
     // Who asks has it tried, and that works when the device does.

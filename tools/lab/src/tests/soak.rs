@@ -21,7 +21,8 @@ use super::misbehaviour::reset;
 use super::recovery::{lives, wait_back};
 use super::storage::{self, Disk, Load, Transport};
 use super::{
-    nfs, nothing_left, nvme, once_it_listens, still_works, tried_until_heard, wait_active,
+    lifecycle, nfs, nothing_left, nvme, once_it_listens, still_works, tried_until_heard,
+    vector_map, wait_active,
 };
 use super::{Group, Vm};
 use crate::bench::plot::{Plot, Point, Series};
@@ -31,7 +32,9 @@ use crate::process::check_interrupted;
 use crate::report::Report;
 use crate::shell::LOAD_DRIVER;
 use crate::step::{outside, say};
-use crate::traffic::{perftest, pingpong, pingpong_over_loss, wait_listening, DEVICE_AND_GID};
+use crate::traffic::{client_server, perftest, pingpong, pingpong_over_loss};
+use crate::traffic::{wait_listening, DEVICE_AND_GID};
+use crate::vm::Running;
 use crate::{suite, OUT};
 
 /// Options of `soak`.
@@ -103,9 +106,15 @@ enum Act {
     Pressure,
     /// A processor is taken away and given back, again and again.
     Hotplug,
+    /// A machine sleeps.
+    Sleep,
+    /// Another layout of event queues and vectors is set.
+    VectorMap,
+    /// A device answers late, twice and out of order.
+    Misbehave,
 }
 
-const ACTS: [Act; 8] = [
+const ACTS: [Act; 11] = [
     Act::Calm,
     Act::BadWire,
     Act::LinkFlap,
@@ -114,6 +123,9 @@ const ACTS: [Act; 8] = [
     Act::Kill,
     Act::Pressure,
     Act::Hotplug,
+    Act::Sleep,
+    Act::VectorMap,
+    Act::Misbehave,
 ];
 
 impl Act {
@@ -127,13 +139,38 @@ impl Act {
             Self::Kill => "a killed program",
             Self::Pressure => "traffic with little memory",
             Self::Hotplug => "traffic while processors come and go",
+            Self::Sleep => "a machine that sleeps",
+            Self::VectorMap => "another vector map",
+            Self::Misbehave => "traffic with a device that misbehaves",
         }
     }
 
     /// Whether a device begins anew by it.
     fn renews(self) -> bool {
-        matches!(self, Self::Fatal | Self::Flr)
+        matches!(
+            self,
+            Self::Fatal | Self::Flr | Self::Sleep | Self::VectorMap
+        )
     }
+
+    /// Whose connections may end by it, where it meets a machine.
+    fn spoils(self) -> Spoils {
+        match self {
+            Self::BadWire => Spoils::All,
+            Self::LinkFlap => Spoils::Met,
+            _ if self.renews() => Spoils::Met,
+            _ => Spoils::Nothing,
+        }
+    }
+}
+
+/// Whose connections are spoilt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Spoils {
+    Nothing,
+    /// Those of the machine that is met.
+    Met,
+    All,
 }
 
 /// How many acts a round has.
@@ -349,7 +386,7 @@ fn traffic(cluster: &Cluster, random: &mut Random) -> Result<()> {
     } else {
         (two, one)
     };
-    match random.below(6) {
+    match random.below(9) {
         0 => {
             let size = random.pick(&[1, 64, 4096, 65_536]);
             pingpong(one, two, size, 200, random.below(2) == 0)?;
@@ -365,6 +402,15 @@ fn traffic(cluster: &Cluster, random: &mut Random) -> Result<()> {
         2 => verbs_check(cluster, "stress --seconds 5")?,
         3 => verbs_check(cluster, "data")?,
         4 => verbs_check(cluster, "atomics")?,
+        5 => verbs_check(cluster, "extended")?,
+        6 => verbs_check(cluster, "paging")?,
+        7 => {
+            let (program, size) =
+                random.pick(&[("ibv_ud_pingpong", 2048), ("ibv_uc_pingpong", 4096)]);
+            let command = format!("exec {program} -d $dev -g $gid -p $port -s {size} -n 100 -c");
+            let client = format!("{command} $peer");
+            client_server((one, &command), (two, &client), 18518, PATIENCE)?;
+        }
         _ => rping(one, two)?,
     }
     Ok(())
@@ -381,8 +427,78 @@ fn rping(one: &Vm, two: &Vm) -> Result<()> {
     Ok(())
 }
 
+/// Pairs of so many machines, by their places, but for the first two.
+fn other_pairs(machines: usize) -> Vec<(usize, usize)> {
+    let all = (0..machines).flat_map(|one| (one + 1..machines).map(move |two| (one, two)));
+    all.filter(|pair| *pair != (0, 1)).collect()
+}
+
+/// What the pairs are doing that the acts are not about: writes and reads, which are verified every few seconds.
+struct Crowd<'v> {
+    pairs: Vec<(&'v Vm, &'v Vm, [Running<'v>; 2])>,
+}
+
+impl<'v> Crowd<'v> {
+    /// Its first port.
+    const PORT: usize = 18_700;
+
+    fn begin(vms: &'v [Vm]) -> Result<Self> {
+        let time = 8 * PATIENCE;
+        for vm in vms {
+            vm.sh("rm -f /run/crowd-ends")?;
+        }
+        let mut pairs = Vec::new();
+        for (number, (one, two)) in other_pairs(vms.len()).into_iter().enumerate() {
+            let (one, two, port) = (&vms[one], &vms[two], Self::PORT + number);
+            let server = one.spawn(
+                &format!("{DEVICE_AND_GID} exec verbs-check serve --port {port}"),
+                time,
+            )?;
+            wait_listening(one, port as u16)?;
+            let client = two.spawn(
+                &format!(
+                    "until [ -e /run/crowd-ends ]; do
+                         verbs-check run stress --seconds 5 --peer {} --port {port} --ack-timeout {} || exit
+                     done",
+                    one.ip(),
+                    one.ack_timeout()
+                ),
+                time,
+            )?;
+            pairs.push((one, two, [server, client]));
+        }
+        Ok(Self { pairs })
+    }
+
+    /// Ends it. Whose connections were spoilt may have failed, and has not seen wrong data; nobody else has noticed
+    /// anything.
+    fn end(self, spoils: Spoils, met: &Vm) -> Result<()> {
+        for (_, two, _) in &self.pairs {
+            two.sh("touch /run/crowd-ends")?;
+        }
+        for (one, two, [server, client]) in self.pairs {
+            let names = format!("{} and {}", one.name(), two.name());
+            let spoilt = match spoils {
+                Spoils::Nothing => false,
+                Spoils::Met => [one.index, two.index].contains(&met.index),
+                Spoils::All => true,
+            };
+            if spoilt {
+                let outcome = client.end().with_context(|| names.clone())?;
+                ensure!(!outcome.out.contains("wrong byte"), "{names}: {outcome:?}");
+                server.end().context(names)?;
+            } else {
+                let outcome = client.wait()?;
+                ensure!(outcome.ok(), "{names}: {outcome:?}");
+                server.end_with(libc::SIGTERM).context(names)?;
+            }
+        }
+        Ok(())
+    }
+}
+
 /// A stream between two machines that never ends by itself.
-fn stream<'v>(cluster: &Cluster, one: &'v Vm, two: &'v Vm) -> Result<[crate::vm::Running<'v>; 2]> {
+fn stream<'v>(cluster: &Cluster, one: &'v Vm, two: &'v Vm) -> Result<[Running<'v>; 2]> {
     const PROGRAM: &str = "exec ib_write_bw -d $dev -x $gid -p 18520 -s 65536 -D 600 -F";
     let time = 4 * PATIENCE;
     let server = one.spawn(&format!("{DEVICE_AND_GID} {PROGRAM}"), time)?;
@@ -396,6 +512,7 @@ fn stream<'v>(cluster: &Cluster, one: &'v Vm, two: &'v Vm) -> Result<[crate::vm:
 fn act(cluster: &Cluster, act: Act, users: &KernelUsers, random: &mut Random) -> Result<()> {
     let (one, two) = cluster.two()?;
     let loads = users.loads(cluster, one)?;
+    let crowd = Crowd::begin(&cluster.vms)?;
     // The locks of the kernel's NVMe target are not as lockdep wants them when its device goes.
     let only_one = act.renews() && cluster.flavour() == Flavour::Test;
     let met = if random.below(2) == 0 || only_one {
@@ -434,16 +551,38 @@ fn act(cluster: &Cluster, act: Act, users: &KernelUsers, random: &mut Random) ->
                 program.end()?;
             }
         }
-        Act::Fatal | Act::Flr => {
+        Act::Fatal | Act::Flr | Act::Sleep | Act::VectorMap => {
             let before = lives(met)?;
             let program = program_in_the_middle(met)?;
-            if act == Act::Fatal {
-                cluster.device_command(met.index, &json!({"cmd": "fatal"}))?;
-            } else {
-                reset(met)?;
+            match act {
+                Act::Flr => reset(met)?,
+                Act::Sleep => lifecycle::sleep(met, random.pick(&lifecycle::SLEEP))?,
+                Act::VectorMap => {
+                    let mut others = vector_map::SOME.to_vec();
+                    let now = vector_map::get(met)?;
+                    others.retain(|layout| *layout != now);
+                    // It may take longer than who sets it waits.
+                    met.run(&vector_map::setting(random.pick(&others)), PATIENCE)?;
+                }
+                _ => drop(cluster.device_command(met.index, &json!({"cmd": "fatal"}))?),
             }
             ended_well(met, program)?;
             wait_back(met, before)?;
+        }
+        Act::Misbehave => {
+            let seed = random.below(1 << 20);
+            let mut disorder = || {
+                let mut share = || random.below(200) as f64 / 1000.0;
+                json!({"double": share(), "reorder": share(), "delay": share()})
+            };
+            let rules = json!({
+                "cmd": "misbehave", "seed": seed, "hold": 5, "answers": disorder(), "events": disorder(),
+            });
+            cluster.device_command(met.index, &rules)?;
+            let under = traffic(cluster, random);
+            let loads = loads.iter().try_for_each(|load| load.goes_on(cluster));
+            cluster.device_command(met.index, &json!({"cmd": "misbehave"}))?;
+            under.and(loads).with_context(|| rules.to_string())?;
         }
         Act::Kill => {
             let [server, client] = stream(cluster, one, two)?;
@@ -488,6 +627,7 @@ fn act(cluster: &Cluster, act: Act, users: &KernelUsers, random: &mut Random) ->
             under?;
         }
     }
+    crowd.end(act.spoils(), met).context("the other pairs")?;
     for load in &loads {
         load.goes_on(cluster)?;
     }
@@ -563,7 +703,11 @@ fn round(
 ) -> Result<()> {
     // Which two they are, and who serves.
     random.shuffle(&mut cluster.vms);
-    let mut acts = ACTS;
+    let mut acts = ACTS.to_vec();
+    let (one, two) = cluster.two()?;
+    if !lifecycle::can_sleep(one)? || !lifecycle::can_sleep(two)? {
+        acts.retain(|act| *act != Act::Sleep);
+    }
     random.shuffle(&mut acts);
     let mut renewals = 0;
     let users = {
@@ -789,7 +933,7 @@ pub fn run_command(options: &Options) -> Result<bool> {
 
 #[cfg(test)]
 mod tests {
-    use super::{drift, Act, Held, Random, ACTS};
+    use super::{drift, other_pairs, Act, Held, Random, Spoils, ACTS};
 
     fn samples(name: &str, values: &[f64]) -> Vec<Held> {
         let held = |value: &f64| Held::from([(name.to_owned(), *value)]);
@@ -809,6 +953,23 @@ mod tests {
         let grows = samples("vm1: slab KiB", &[4e4, 5e4, 5e4, 6e4, 7e4, 8e4, 9e4]);
         assert_eq!(drift(&grows).len(), 1);
         assert_eq!(drift(&grows[..3]), [""; 0]);
+    }
+
+    #[test]
+    fn each_pair_is_at_work_once() {
+        assert_eq!(other_pairs(2), []);
+        assert_eq!(other_pairs(3), [(0, 2), (1, 2)]);
+        for machines in 2..=6 {
+            let mut pairs = other_pairs(machines);
+            pairs.push((0, 1));
+            pairs.sort_unstable();
+            pairs.dedup();
+            assert_eq!(pairs.len(), machines * (machines - 1) / 2);
+        }
+        // A device that begins anew takes nobody's connections but its own.
+        assert!(ACTS
+            .iter()
+            .all(|act| !act.renews() || act.spoils() == Spoils::Met));
     }
 
     #[test]

@@ -109,7 +109,7 @@ const ALL: [(&str, Count, Option<Count>); 18] = [
 
 /// Of these, those that are tried where there is no time for all: each number of event queues and each of vectors
 /// is among them.
-const SOME: [&str; 6] = [
+pub(super) const SOME: [&str; 6] = [
     "function/intx",
     "cpu/one",
     "one/cpu",
@@ -137,7 +137,7 @@ fn two_each(processors: usize) -> usize {
 }
 
 /// The command that sets a layout.
-fn setting(layout: &str) -> String {
+pub(super) fn setting(layout: &str) -> String {
     format!(
         "{REPORTERS}; for r in $reporters; do
              devlink dev param set $r name vector_map value {layout} cmode runtime || exit
@@ -169,7 +169,7 @@ fn set_on(vms: &[&Vm], layout: &str) -> Result<()> {
 }
 
 /// The layout that is set.
-fn get(vm: &Vm) -> Result<String> {
+pub(super) fn get(vm: &Vm) -> Result<String> {
     let text = vm.sh(&format!(
         "{REPORTERS}; for r in $reporters; do devlink -j dev param show $r name vector_map; done"
     ))?;

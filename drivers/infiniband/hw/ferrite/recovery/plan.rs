@@ -78,7 +78,7 @@ pub(super) enum Outcome {
     Interrupted,
     /// None has, nor does one any more.
     Over(End),
-    /// None has, or none was to: the device did not stop, and may touch what it was told of.
+    /// None has, and none is to before the device has stopped: it may touch what it was told of.
     Unstoppable,
 }
 
@@ -175,8 +175,8 @@ impl Plan {
             // Who asked is told, and may ask again.
             _ if asked => self.give_up("an attempt that was asked for failed"),
             Outcome::Failed => self.again(now, "it was tried often enough"),
-            // All memory that it knows is lost with each life of such a device.
-            Outcome::Unstoppable => self.give_up("it cannot be stopped"),
+            // It is to be stopped, and no life begins before: all memory that such a device knows is lost with each.
+            Outcome::Unstoppable => self.again(now, "it cannot be stopped"),
         }
     }
 

@@ -356,7 +356,7 @@ mod suite {
         current.attempts();
         assert!(!current.is_interrupted());
         assert_eq!(current.outcome(), Outcome::Failed);
-        // A device that cannot be stopped is not tried again, whoever else resets it.
+        // A device that cannot be stopped uses up its attempts, whoever else resets it.
         current.unstoppable = true;
         assert_eq!(current.outcome(), Outcome::Unstoppable);
         current.hold(true);
@@ -377,12 +377,38 @@ mod suite {
     }
 
     #[test]
-    fn a_device_that_cannot_be_stopped_is_not_tried_again() {
+    fn a_device_that_cannot_be_stopped_is_tried_again_with_growing_waits_and_not_for_ever() {
         let mut plan = begun(0);
-        assert_eq!(fails(&mut plan, 0), Step::Planned(WAITS[0]));
-        let step = plan.ended(Outcome::Unstoppable, false, 1_000);
+        let mut now = 0;
+        let mut step = fails(&mut plan, now);
+        for wait in WAITS {
+            assert_eq!(step, Step::Planned(wait));
+            now += u64::from(wait);
+            assert_eq!(plan.step(false, None, now), Step::Attempt);
+            step = plan.ended(Outcome::Unstoppable, false, now);
+        }
         assert_eq!(step, Step::GiveUp("it cannot be stopped"));
         assert_eq!(plan.step(false, None, u64::MAX), Step::Nothing);
+        // Who asks has it tried once.
+        assert_eq!(plan.step(true, None, now), Step::Attempt);
+        let step = plan.ended(Outcome::Unstoppable, true, now);
+        assert!(matches!(step, Step::GiveUp(_)));
+    }
+
+    #[test]
+    fn a_device_that_is_stopped_at_last_comes_back_as_others_do() {
+        let mut plan = begun(0);
+        assert_eq!(fails(&mut plan, 0), Step::Planned(WAITS[0]));
+        let first = u64::from(WAITS[0]);
+        assert_eq!(plan.step(false, None, first), Step::Attempt);
+        let step = plan.ended(Outcome::Unstoppable, false, first);
+        assert_eq!(step, Step::Planned(WAITS[1]));
+        let second = first + u64::from(WAITS[1]);
+        assert_eq!(plan.step(false, None, second), Step::Attempt);
+        assert_eq!(plan.ended(Outcome::Began, false, second), Step::Nothing);
+        assert_eq!((plan.phase, plan.life), (Phase::Working, 2));
+        // What was tried until then counts.
+        assert_eq!(fails(&mut plan, second), Step::Planned(WAITS[2]));
     }
 
     #[test]
