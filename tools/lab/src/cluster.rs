@@ -94,6 +94,9 @@ pub struct Options {
     /// Whether one device process is the adapter of all of them, with a function for each; only with
     /// `only_card`, and without VMs that have no device.
     pub one_adapter: bool,
+    /// Functions that the adapter has beyond those: the VM whose next device each is, and its `--personality`. Their
+    /// numbers follow those of the VMs, and their interfaces are left as the driver makes them. Only with `one_adapter`.
+    pub further_functions: Vec<(usize, &'static str)>,
     /// Numbers of VMs that have no device all the same.
     pub plain: Vec<usize>,
     /// Further arguments of each device process.
@@ -127,6 +130,7 @@ impl Options {
             device: true,
             only_card: false,
             one_adapter: false,
+            further_functions: Vec::new(),
             plain: Vec::new(),
             device_args: Vec::new(),
             own_device_args: Vec::new(),
@@ -200,12 +204,17 @@ impl Cluster {
             cluster.start_adapter(options)?;
         }
         for index in 1..=options.vms {
-            let (net, device) = if options.one_adapter {
-                (None, Some(cluster.function_socket(index)))
+            let (net, devices) = if options.one_adapter {
+                let further = (options.vms + 1..).zip(&options.further_functions);
+                let its = further.filter(|(_, (vm, _))| *vm == index);
+                let numbers = std::iter::once(index).chain(its.map(|(number, _)| number));
+                let sockets = numbers.map(|number| cluster.function_socket(number));
+                (None, sockets.collect())
             } else if options.device && !options.plain.contains(&index) {
-                cluster.start_device(index, options)?
+                let (net, device) = cluster.start_device(index, options)?;
+                (net, vec![device])
             } else {
-                (Some(dir.join("fabric")), None)
+                (Some(dir.join("fabric")), Vec::new())
             };
             cluster.vms.push(Vm::start(&Config {
                 index,
@@ -224,7 +233,7 @@ impl Cluster {
                         .map_or("", String::as_str)
                 ),
                 net,
-                device,
+                devices,
                 patience: kernel.flavour.slowness(),
                 qemu_args: options
                     .qemu_args
@@ -274,17 +283,18 @@ impl Cluster {
         Ok(())
     }
 
-    /// Leaves `/run/interface` in a VM, which whoever loads or binds the driver runs: it brings the interface of the device
-    /// up, with its address and the MTU that the other kind of interface begins with.
+    /// Leaves `/run/interface` in a VM, which whoever loads or binds the driver runs: it brings the interface of the VM's own
+    /// device up, with its address and the MTU that the other kind of interface begins with.
     fn configure_later(vm: &Vm) -> Result<()> {
         vm.sh(&format!(
             "cat >/run/interface <<'end'
 for i in /sys/class/net/*; do
-    case $(readlink $i/device/driver) in
-        */ferrite) ip addr replace {}/24 dev ${{i##*/}} && ip link set ${{i##*/}} mtu 9000 up || return;;
+    case $(readlink $i/device/driver)/$(<$i/address) in
+        */ferrite/{}) ip addr replace {}/24 dev ${{i##*/}} && ip link set ${{i##*/}} mtu 9000 up || return;;
     esac
 done
 end",
+            mac(vm.index),
             vm.ip()
         ))?;
         Ok(())
@@ -310,7 +320,7 @@ end",
         &mut self,
         index: usize,
         options: &Options,
-    ) -> Result<(Option<PathBuf>, Option<PathBuf>)> {
+    ) -> Result<(Option<PathBuf>, PathBuf)> {
         let name = format!("device{index}");
         let vfio = self.dir.join(format!("{name}.vfio"));
         let net = (!options.only_card).then(|| self.dir.join(format!("{name}.net")));
@@ -333,10 +343,10 @@ end",
             wait_for_socket(net, &mut device)?;
         }
         lock(&self.devices).push(Some(device));
-        Ok((net, Some(vfio)))
+        Ok((net, vfio))
     }
 
-    /// Where the function of a VM is, of an adapter for all.
+    /// Where a function is of an adapter for all: that of a VM has the same number.
     fn function_socket(&self, index: usize) -> PathBuf {
         self.dir.join(format!("function{index}.vfio"))
     }
@@ -344,13 +354,18 @@ end",
     /// Starts the device process of all VMs, which is told of as that of the first.
     fn start_adapter(&mut self, options: &Options) -> Result<()> {
         let mut device = Command::new(program("ferrite-device"));
-        for index in 1..=options.vms {
-            let socket = self.function_socket(index);
+        let further = options.further_functions.iter();
+        let personalities = std::iter::repeat_n("combined", options.vms)
+            .chain(further.map(|(_, personality)| *personality));
+        let mut sockets = Vec::new();
+        for (number, personality) in (1..).zip(personalities) {
+            let socket = self.function_socket(number);
             device.arg("--function").arg(format!(
-                "socket={},mac={},personality=combined",
+                "socket={},mac={},personality={personality}",
                 socket.display(),
-                mac(index)
+                mac(number)
             ));
+            sockets.push(socket);
         }
         device.arg("--uplink").arg(self.dir.join("fabric"));
         device.arg("--counters").arg(self.counters_socket(1));
@@ -358,8 +373,8 @@ end",
         device.args(&options.device_args);
         let log = self.dir.join("adapter.log");
         let mut device = Daemon::start("ferrite-device", &mut device, &log)?;
-        for index in 1..=options.vms {
-            wait_for_socket(&self.function_socket(index), &mut device)?;
+        for socket in sockets {
+            wait_for_socket(&socket, &mut device)?;
         }
         lock(&self.devices).push(Some(device));
         Ok(())

@@ -139,8 +139,8 @@ pub struct Config {
     pub kernel_args: String,
     /// The socket that the network interface connects to; without it the device has that itself.
     pub net: Option<PathBuf>,
-    /// The vfio-user socket of the RDMA device, if the VM has one.
-    pub device: Option<PathBuf>,
+    /// The vfio-user sockets of its devices, in the order of their slots.
+    pub devices: Vec<PathBuf>,
     /// Further arguments of QEMU.
     pub qemu_args: Vec<String>,
     /// How many times longer than usual everything may take.
@@ -277,11 +277,13 @@ impl Vm {
                 mac(config.index)
             ));
         }
-        if let Some(socket) = &config.device {
-            qemu.args(["-device", "pcie-root-port,id=rp0,bus=pcie.0,chassis=1"]);
+        for (number, socket) in config.devices.iter().enumerate() {
+            let chassis = number + 1;
+            let port = format!("pcie-root-port,id=rp{number},bus=pcie.0,chassis={chassis}");
+            qemu.arg("-device").arg(port);
             let device = serde_json::json!({
                 "driver": "vfio-user-pci",
-                "bus": "rp0",
+                "bus": format!("rp{number}"),
                 // One late answer loses the device for good.
                 "x-msg-timeout": 60000,
                 "socket": { "type": "unix", "path": socket },

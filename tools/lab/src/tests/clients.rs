@@ -190,13 +190,16 @@ fn raw_ethernet(cluster: &Cluster) -> Result<()> {
         let prelude = crate::traffic::DEVICE_AND_GID;
         let serving = format!("{prelude} {} --server", command(&server, &client));
         let serving = one.spawn(&serving, TIME)?;
-        // It has no socket. Its rule is there when its queue pair receives, and the first frame finds it.
+        // It has no socket. Its rule is there when its queue pair receives, and the first frame finds it; then it posts
+        // receives, and does nothing but look for what came: it has done that for long when it has had a tenth of a second
+        // of its processor, whatever else that does.
         one.wait_for(
-            "rdma resource show qp | grep RAW_PACKET | grep -q RTS || \
-                      rdma resource show qp | grep RAW_PACKET | grep -q RTR",
+            "state=$(rdma resource show qp | grep RAW_PACKET); [[ $state == *RT[RS]* ]] || exit
+             pid=${state##*pid }; read -ra stat </proc/${pid%% *}/stat; used=${stat[13]}
+             while read -ra stat </proc/${pid%% *}/stat && [ ${stat[13]} -lt $((used + 10)) ]; do
+                 read -rt 0.05 -u $never; done; :",
             TIME,
         )?;
-        one.sh("sleep 0.5")?;
         let asking = format!("{prelude} {} --client", command(&client, &server));
         let asked = two.run(&asking, TIME)?;
         if !asked.ok() {

@@ -335,12 +335,22 @@ pub fn groups() -> Vec<Group> {
                 only_card: true,
                 ..o
             },
-            seconds: 200,
+            seconds: 120,
+            long: false,
+            tests: &[("one card", only_card::SHORT_TESTS)],
+        },
+        Group {
+            name: "floods",
+            flavour: Flavour::Stock,
+            load_driver: true,
+            options: |o| Options {
+                cpus: 4,
+                only_card: true,
+                ..o
+            },
+            seconds: 100,
             long: true,
-            tests: &[
-                ("one card", only_card::SHORT_TESTS),
-                ("one card", only_card::PROCESSORS),
-            ],
+            tests: &[("one card", only_card::FLOODS)],
         },
         Group {
             name: "one adapter",

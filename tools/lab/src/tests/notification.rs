@@ -232,7 +232,7 @@ fn vectors_of(cluster: &Cluster, of_one: usize, of_two: usize) -> Result<()> {
 }
 
 /// How many events of each class the driver has counted.
-fn class_counts(vm: &Vm) -> Result<BTreeMap<String, u64>> {
+pub(super) fn class_counts(vm: &Vm) -> Result<BTreeMap<String, u64>> {
     let text = vm.sh("tail -n +2 /sys/kernel/debug/ferrite0/events")?;
     text.lines()
         .map(|line| {
@@ -248,6 +248,8 @@ fn classes(cluster: &Cluster) -> Result<()> {
         json!({"cmd": "memory-error", "where": "internal", "address": address,
                "contained": contained})
     };
+    // The device has none.
+    let of_no_channel = |event: &str| json!({"cmd": "channel", "event": event, "channel": 3});
     for (request, class, said) in [
         (
             internal(0x77, true),
@@ -264,11 +266,10 @@ fn classes(cluster: &Cluster) -> Result<()> {
             "external_memory",
             "err: host memory is poisoned: DMA address 0x1000",
         ),
-        (
-            json!({"cmd": "channel", "event": "packets", "channel": 3}),
-            "channel",
-            "",
-        ),
+        (of_no_channel("packets"), "channel", ""),
+        (of_no_channel("descriptors"), "channel", ""),
+        (of_no_channel("pool-low"), "channel", ""),
+        (of_no_channel("bad-buffers"), "channel", ""),
         // A fault that nobody meets, and none.
         (
             json!({"cmd": "misbehave", "lose_flushes": true}),
