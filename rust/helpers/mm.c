@@ -6,6 +6,16 @@
 #include <linux/pgtable.h>
 #include <linux/sched/mm.h>
 
+__rust_helper unsigned int rust_helper_memalloc_noio_save(void)
+{
+	return memalloc_noio_save();
+}
+
+__rust_helper void rust_helper_memalloc_noio_restore(unsigned int flags)
+{
+	memalloc_noio_restore(flags);
+}
+
 __rust_helper unsigned int rust_helper_memalloc_noreclaim_save(void)
 {
 	return memalloc_noreclaim_save();

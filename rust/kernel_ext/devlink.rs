@@ -22,8 +22,12 @@ use kernel::{
         from_result,
         to_result, //
     },
+    fmt,
     prelude::*,
-    str::as_char_ptr_in_const_context,
+    str::{
+        as_char_ptr_in_const_context,
+        CString, //
+    },
     sync::{
         Arc,
         ArcBorrow, //
@@ -43,7 +47,24 @@ pub trait HealthReporter: Send + Sync + 'static {
     fn recover(this: ArcBorrow<'_, Self>) -> Result<(), Refusal>;
 
     /// Says what there is to know (`devlink health diagnose`), with the devlink instance locked.
-    fn diagnose(&self, diagnosis: &mut Diagnosis<'_>);
+    fn diagnose(&self, diagnosis: &mut Object<'_>);
+
+    /// Says all that there is to know, for later: devlink keeps it until somebody clears it
+    /// (`devlink health dump clear`), and asks for no other as long as it does. What is said before an error
+    /// is not kept.
+    ///
+    /// Sleeps, with the devlink instance locked: nothing of [`Devlink`] is to be called from here, nor waited
+    /// for who does, nor for a device, which may be why this is asked for.
+    fn dump(&self, occasion: Occasion, dump: &mut Object<'_>) -> Result;
+}
+
+/// Why a reporter is asked for a [dump](HealthReporter::dump).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Occasion {
+    /// A failure is being [reported](Devlink::report).
+    Failure,
+    /// Somebody wants to see it (`devlink health dump show`).
+    Demand,
 }
 
 /// A parameter of a device that its driver has of its own: a word, which counts as soon as it is set
@@ -159,31 +180,170 @@ pub struct Standing {
     pub recovered: u32,
 }
 
-/// What a reporter says about a device: pairs of a name and a value.
+/// What a reporter says about a device.
+///
+/// What does not fit, or finds no memory, makes devlink drop all of it and tell who asks: an error that devlink
+/// has met with is kept in its message, and one that was met with here is what [`Self::write`] gives.
 ///
 /// # Invariants
 ///
-/// The pointer is a message that is being written, by nobody else for `'a`.
-pub struct Diagnosis<'a>(NonNull<bindings::devlink_fmsg>, PhantomData<&'a mut ()>);
+/// `fmsg` is valid, and nobody writes to it but who has an [`Object`] or a [`List`] of this.
+struct Message {
+    fmsg: NonNull<bindings::devlink_fmsg>,
+    /// The first thing that went wrong here.
+    result: Cell<Result>,
+}
 
-impl Diagnosis<'_> {
+impl Message {
+    /// Has a message that devlink gives a reporter written by `write`, in the object that all of it is.
+    ///
+    /// # Safety
+    ///
+    /// `fmsg` must be a message that is valid, and that nobody else writes, until this returns.
+    unsafe fn write(
+        fmsg: *mut bindings::devlink_fmsg,
+        write: impl FnOnce(&mut Object<'_>) -> Result,
+    ) -> Result {
+        // INVARIANT: The caller vouches for it until this returns, when this value is gone.
+        let message = Self {
+            fmsg: NonNull::new(fmsg).ok_or(EINVAL)?,
+            result: Cell::new(Ok(())),
+        };
+        write(&mut Object(&message))?;
+        message.result.get()
+    }
+
+    /// Notes what went wrong, unless something did before.
+    fn fail(&self, error: Error) {
+        self.result.set(self.result.get().and(Err(error)));
+    }
+}
+
+/// A text for devlink, which keeps the length, with that of the zero that ends it, in 16 bits, and looks at what is left
+/// of it only.
+fn short_text(text: &CStr) -> Result<*const c_char> {
+    match u16::try_from(text.to_bytes_with_nul().len()) {
+        Ok(_) => Ok(text.as_char_ptr()),
+        Err(_) => Err(EMSGSIZE),
+    }
+}
+
+/// Names, each with a value, that a reporter says: in a message, or in what is part of one. What is begun in it
+/// ends before anything else is said.
+pub struct Object<'a>(&'a Message);
+
+impl Object<'_> {
     /// Adds a number.
     pub fn number(&mut self, name: &CStr, value: u32) {
-        // SAFETY: The message is ours by the type invariant; the name is copied.
-        unsafe { bindings::devlink_fmsg_u32_pair_put(self.0.as_ptr(), name.as_char_ptr(), value) }
+        let fmsg = self.0.fmsg.as_ptr();
+        // SAFETY: The message is ours by its type invariant; the name is copied.
+        unsafe { bindings::devlink_fmsg_u32_pair_put(fmsg, name.as_char_ptr(), value) }
+    }
+
+    /// Adds a number that may be large.
+    pub fn large_number(&mut self, name: &CStr, value: u64) {
+        let fmsg = self.0.fmsg.as_ptr();
+        // SAFETY: The message is ours by its type invariant; the name is copied.
+        unsafe { bindings::devlink_fmsg_u64_pair_put(fmsg, name.as_char_ptr(), value) }
+    }
+
+    /// Adds whether something is so.
+    pub fn flag(&mut self, name: &CStr, value: bool) {
+        let fmsg = self.0.fmsg.as_ptr();
+        // SAFETY: The message is ours by its type invariant; the name is copied.
+        unsafe { bindings::devlink_fmsg_bool_pair_put(fmsg, name.as_char_ptr(), value) }
     }
 
     /// Adds a text.
     pub fn text(&mut self, name: &CStr, value: &CStr) {
-        // SAFETY: The message is ours by the type invariant; both texts are copied.
-        unsafe {
-            bindings::devlink_fmsg_string_pair_put(
-                self.0.as_ptr(),
-                name.as_char_ptr(),
-                value.as_char_ptr(),
-            )
+        let fmsg = self.0.fmsg.as_ptr();
+        match short_text(value) {
+            // SAFETY: The message is ours by its type invariant; both texts are copied.
+            Ok(value) => unsafe {
+                bindings::devlink_fmsg_string_pair_put(fmsg, name.as_char_ptr(), value)
+            },
+            Err(error) => self.0.fail(error),
         }
     }
+
+    /// Adds a text that is made for it (`fmt!`). Sleeps.
+    pub fn formatted(&mut self, name: &CStr, value: fmt::Arguments<'_>) {
+        match CString::try_from_fmt(value) {
+            Ok(value) => self.text(name, &value),
+            Err(error) => self.0.fail(error),
+        }
+    }
+
+    /// Adds bytes as they are.
+    pub fn binary(&mut self, name: &CStr, value: &[u8]) {
+        let fmsg = self.0.fmsg.as_ptr();
+        let Ok(length) = u32::try_from(value.len()) else {
+            return self.0.fail(EMSGSIZE);
+        };
+        let bytes = value.as_ptr().cast();
+        // SAFETY: The message is ours by its type invariant; the name is copied, and so are as many bytes as there
+        // are in the slice.
+        unsafe { bindings::devlink_fmsg_binary_pair_put(fmsg, name.as_char_ptr(), bytes, length) }
+    }
+
+    /// Adds an object, which `fill` fills.
+    pub fn object<R>(&mut self, name: &CStr, fill: impl FnOnce(&mut Object<'_>) -> R) -> R {
+        let fmsg = self.0.fmsg.as_ptr();
+        // SAFETY: The message is ours by its type invariant; the name is copied.
+        unsafe { bindings::devlink_fmsg_pair_nest_start(fmsg, name.as_char_ptr()) };
+        let result = in_object(self.0, fill);
+        // SAFETY: The message is ours by its type invariant. The pair was begun above.
+        unsafe { bindings::devlink_fmsg_pair_nest_end(fmsg) };
+        result
+    }
+
+    /// Adds a list, which `fill` fills.
+    pub fn list<R>(&mut self, name: &CStr, fill: impl FnOnce(&mut List<'_>) -> R) -> R {
+        let fmsg = self.0.fmsg.as_ptr();
+        // SAFETY: The message is ours by its type invariant; the name is copied.
+        unsafe { bindings::devlink_fmsg_arr_pair_nest_start(fmsg, name.as_char_ptr()) };
+        let result = fill(&mut List(self.0));
+        // SAFETY: The message is ours by its type invariant. The list was begun above.
+        unsafe { bindings::devlink_fmsg_arr_pair_nest_end(fmsg) };
+        result
+    }
+}
+
+/// Values that a reporter says, one after the other.
+pub struct List<'a>(&'a Message);
+
+impl List<'_> {
+    /// Adds a number.
+    pub fn number(&mut self, value: u32) {
+        // SAFETY: The message is ours by its type invariant.
+        unsafe { bindings::devlink_fmsg_u32_put(self.0.fmsg.as_ptr(), value) }
+    }
+
+    /// Adds a text.
+    pub fn text(&mut self, value: &CStr) {
+        let fmsg = self.0.fmsg.as_ptr();
+        match short_text(value) {
+            // SAFETY: The message is ours by its type invariant; the text is copied.
+            Ok(value) => unsafe { bindings::devlink_fmsg_string_put(fmsg, value) },
+            Err(error) => self.0.fail(error),
+        }
+    }
+
+    /// Adds an object, which `fill` fills.
+    pub fn object<R>(&mut self, fill: impl FnOnce(&mut Object<'_>) -> R) -> R {
+        in_object(self.0, fill)
+    }
+}
+
+/// Has an object filled by `fill`, where a value belongs in a message.
+fn in_object<R>(message: &Message, fill: impl FnOnce(&mut Object<'_>) -> R) -> R {
+    let fmsg = message.fmsg.as_ptr();
+    // SAFETY: The message is ours by its type invariant.
+    unsafe { bindings::devlink_fmsg_obj_nest_start(fmsg) };
+    let result = fill(&mut Object(message));
+    // SAFETY: The message is ours by its type invariant. The object was begun above.
+    unsafe { bindings::devlink_fmsg_obj_nest_end(fmsg) };
+    result
 }
 
 /// A text as the value of a parameter.
@@ -239,6 +399,7 @@ impl<H: HealthReporter + Parameter + Information> Devlink<H> {
             // devlink only reads it.
             name: as_char_ptr_in_const_context(H::NAME).cast_mut(),
             recover: Some(Self::recover_callback),
+            dump: Some(Self::dump_callback),
             diagnose: Some(Self::diagnose_callback),
             // No grace period unless the administrator wants one: how often is tried is the driver's
             // to say.
@@ -326,7 +487,7 @@ impl<H: HealthReporter + Parameter + Information> Devlink<H> {
     /// Reports that the device failed, and gives whether it is to be made to work again: not so where the
     /// administrator turned that off, or set a grace period that has not passed, nor where devlink knows
     /// already that it failed, or was told meanwhile that it works. Who makes it work says so by
-    /// [`Self::update`]. Sleeps.
+    /// [`Self::update`]. Where devlink has no [dump](HealthReporter::dump) yet it asks for one before. Sleeps.
     pub fn report(&self, why: &CStr) -> bool {
         let wanted = Cell::new(false);
         // SAFETY: The reporter is ours and its instance registered, by the type invariants. The context is
@@ -516,12 +677,34 @@ impl<H: HealthReporter + Parameter + Information> Devlink<H> {
     ) -> c_int {
         // SAFETY: The caller vouches for the reporter, which is not destroyed while it is called.
         let health = unsafe { Self::health(reporter) };
-        from_result(|| {
-            // INVARIANT: The caller vouches for the message.
-            let mut diagnosis = Diagnosis(NonNull::new(fmsg).ok_or(EINVAL)?, PhantomData);
-            health.diagnose(&mut diagnosis);
-            Ok(0)
-        })
+        let write = |diagnosis: &mut Object<'_>| {
+            health.diagnose(diagnosis);
+            Ok(())
+        };
+        // SAFETY: The caller vouches for the message, as long as this is called.
+        from_result(|| unsafe { Message::write(fmsg, write) }.map(|()| 0))
+    }
+
+    /// # Safety
+    ///
+    /// Only for devlink: `reporter` must have been made by [`Self::register`], and `fmsg` be a message that
+    /// nobody else writes; `context` must be null unless this is called by [`Self::report`].
+    unsafe extern "C" fn dump_callback(
+        reporter: *mut bindings::devlink_health_reporter,
+        fmsg: *mut bindings::devlink_fmsg,
+        context: *mut c_void,
+        _extack: *mut bindings::netlink_ext_ack,
+    ) -> c_int {
+        // SAFETY: The caller vouches for the reporter, which is not destroyed while it is called.
+        let health = unsafe { Self::health(reporter) };
+        let occasion = if context.is_null() {
+            Occasion::Demand
+        } else {
+            Occasion::Failure
+        };
+        let write = |dump: &mut Object<'_>| health.dump(occasion, dump);
+        // SAFETY: The caller vouches for the message, as long as this is called.
+        from_result(|| unsafe { Message::write(fmsg, write) }.map(|()| 0))
     }
 }
 
@@ -537,5 +720,33 @@ impl<H: HealthReporter + Parameter + Information> Drop for Devlink<H> {
         unsafe { bindings::devlink_health_reporter_destroy(self.reporter.as_ptr()) };
         // SAFETY: By the type invariants the instance is ours. It was unregistered above, and is not used afterwards.
         unsafe { bindings::devlink_free(devlink) };
+    }
+}
+
+#[cfg(not(rdma_no_tests))]
+#[kernel::prelude::kunit_tests(rust_devlink)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_that_devlink_would_cut_without_its_end_is_refused() -> Result {
+        let longest = CString::try_from_fmt(fmt!("{:>65534}", ""))?;
+        assert!(short_text(&longest).is_ok_and(|text| text == longest.as_char_ptr()));
+        let longer = CString::try_from_fmt(fmt!("{:>65535}", ""))?;
+        assert_eq!(short_text(&longer).err(), Some(EMSGSIZE));
+        Ok(())
+    }
+
+    #[test]
+    fn the_first_thing_that_goes_wrong_is_what_is_told() {
+        // Nothing is written to it.
+        let message = Message {
+            fmsg: NonNull::dangling(),
+            result: Cell::new(Ok(())),
+        };
+        assert_eq!(message.result.get(), Ok(()));
+        message.fail(EMSGSIZE);
+        message.fail(ENOMEM);
+        assert_eq!(message.result.get(), Err(EMSGSIZE));
     }
 }

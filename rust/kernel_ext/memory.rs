@@ -23,6 +23,19 @@ pub fn without_reclaim<T>(f: impl FnOnce() -> T) -> T {
     result
 }
 
+/// Calls `f`, in which allocations of the current task start no input or output: they wait for no disk.
+///
+/// For those whom somebody waits for who makes a disk work again.
+pub fn without_io<T>(f: impl FnOnce() -> T) -> T {
+    // SAFETY: The function changes a flag of the current task, which is always there.
+    let flags = unsafe { bindings::memalloc_noio_save() };
+    let result = f();
+    // SAFETY: The flags are those that were saved above, by the same task. It nests: what is called in
+    // between has ended its own.
+    unsafe { bindings::memalloc_noio_restore(flags) };
+    result
+}
+
 /// Tells lockdep that reclaim may wait for what `f` takes, before it happens: from then on it complains of whoever
 /// allocates memory, by which reclaim begins, while he has the same.
 pub fn taken_in_reclaim(f: impl FnOnce()) {

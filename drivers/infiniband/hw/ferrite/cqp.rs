@@ -47,6 +47,7 @@ use crate::{
     abi::{
         CommandEntry,
         CommandOpcode,
+        CommandStatus,
         EventEntry,
         Plain, //
     },
@@ -83,6 +84,7 @@ use crate::{
         PostedFor,
         Request,
         Requests,
+        RingView,
         Telling,
         Ticket,
         LOG_ENTRIES,
@@ -349,6 +351,28 @@ impl Cqp {
             cqp: self,
             any: Cell::new(false),
         }
+    }
+
+    /// The status in the event of a finished command.
+    pub(crate) fn status(event: &EventEntry) -> u32 {
+        status_of(event.param0)
+    }
+
+    /// Whether it says that the command was done.
+    #[inline]
+    pub(crate) fn is_success(event: &EventEntry) -> bool {
+        event.param0 == u64::from(CommandStatus::Ok.number())
+    }
+
+    /// The opcode of the command that such an event is about, if there is one in flight that has not been
+    /// [taken](Self::finished).
+    pub(crate) fn opcode_of(&self, event: &EventEntry) -> Option<u16> {
+        self.requests.opcode_of(event.id)
+    }
+
+    /// What there is to say of the commands that the device has.
+    pub(crate) fn look(&self) -> Result<RingView> {
+        self.requests.look()
     }
 
     /// Takes the event of a finished command. Returns what one was for which was posted and failed, the number

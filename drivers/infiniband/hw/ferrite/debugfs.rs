@@ -11,8 +11,6 @@ use crate::{
     binding::Who,
     cq::FerriteCq,
     device::Ferrite,
-    dm::DeviceMemoryPool,
-    doorbell_pages::DoorbellPages,
     eq::EventQueue,
     event_class::EventClass,
     handler::{
@@ -22,11 +20,10 @@ use crate::{
     },
     hardware::Hardware,
     kernel_ext::irq::Kind,
-    numbers::Numbers,
+    occupancy::Tables,
     priority,
     rdma::QpType,
     steering::Steering,
-    tpt::Tags,
     vector_map::{
         VectorTable,
         PARTS, //
@@ -101,6 +98,7 @@ impl Writer for Events {
     fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "class events")?;
         for (class, name) in EventClass::ALL {
+            let name = name.to_str().unwrap_or("-");
             writeln!(f, "{} {}", name, self.0.event_counts.get(class))?;
         }
         Ok(())
@@ -284,28 +282,18 @@ impl Writer for Srqs {
 }
 
 /// How many numbers of each kind are taken.
-struct DebugTables {
-    tags: Arc<Tags>,
-    memory: Arc<DeviceMemoryPool>,
-    doorbell_pages: Arc<DoorbellPages>,
-    numbers: [(&'static str, Arc<Numbers>); 5],
-}
+struct DebugTables(Tables);
 
 impl Writer for DebugTables {
     fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "table used entries")?;
-        for (name, (used, entries)) in [
-            ("tpt", self.tags.occupancy()),
-            ("device_memory_pages", self.memory.occupancy()),
-            ("doorbell_pages", self.doorbell_pages.occupancy()),
-        ] {
-            writeln!(f, "{} {} {}", name, used, entries)?;
-        }
-        for (name, numbers) in &self.numbers {
-            let (used, entries) = numbers.occupancy();
-            writeln!(f, "{} {} {}", name, used, entries)?;
-        }
-        Ok(())
+        let mut result = Ok(());
+        self.0.for_each(|name, used, entries| {
+            let name = name.to_str().unwrap_or("-");
+            let line = writeln!(f, "{} {} {}", name, used, entries);
+            result = result.and(line);
+        });
+        result
     }
 }
 
@@ -391,18 +379,7 @@ impl DebugFiles {
             vectors,
             unhandled: interrupts.unhandled(),
         };
-        let tables = DebugTables {
-            tags: ferrite.tags.clone(),
-            memory: ferrite.memory.clone(),
-            doorbell_pages: ferrite.doorbell_pages.clone(),
-            numbers: [
-                ("protection_domains", ferrite.pds.clone()),
-                ("completion_queues", ferrite.cqns.clone()),
-                ("queue_pairs", ferrite.qpns.clone()),
-                ("shared_receive_queues", ferrite.srqns.clone()),
-                ("xrc_domains", ferrite.xrcds.clone()),
-            ],
-        };
+        let tables = DebugTables(Tables::of(ferrite));
         Ok(Self {
             // Made first: where something cannot be made, what was made last goes first.
             _end_of_moves: EndOfMoves(hw.clone()),

@@ -22,6 +22,7 @@ use crate::{
         memory, //
     },
     numbers::Numbers,
+    occupancy::Tables,
     odp::{
         OdpBudget,
         Pager,
@@ -96,7 +97,7 @@ impl Ferrite {
         handlers: &Arc<Handlers>,
     ) -> Result<Self> {
         let layout = hw.doorbells.layout();
-        Ok(Self {
+        let ferrite = Self {
             paging: PagingQueues::new()?,
             pager: Pager::new(hw, caps.qp_count)?,
             paging_memory: OdpBudget::new(memory::total())?,
@@ -122,7 +123,9 @@ impl Ferrite {
             hw: hw.clone(),
             caps,
             identity,
-        })
+        };
+        hw.tables.populate(Tables::of(&ferrite));
+        Ok(ferrite)
     }
 
     /// The features that both sides agreed on.

@@ -15,11 +15,14 @@ mod ring;
 #[cfg(CONFIG_KUNIT = "y")]
 mod tests;
 
-pub(crate) use self::ring::Ring;
 use self::ring::{
     Consumer,
     EventRingMemory,
     Settled, //
+};
+pub(crate) use self::ring::{
+    QueueView,
+    Ring, //
 };
 use crate::{
     abi::{
@@ -179,6 +182,11 @@ impl EventQueue {
     /// Entries consumed, free-running.
     pub(crate) fn read_index(&self) -> u32 {
         self.consumer.lock().index
+    }
+
+    /// What there is to say of its ring.
+    pub(crate) fn look(&self) -> QueueView {
+        self.consumer.lock().look()
     }
 
     /// The command that makes the queue known to the device.

@@ -33,11 +33,11 @@ pub(crate) enum EventClass {
 
 impl EventClass {
     /// All classes, each with its name.
-    pub(crate) const ALL: [(Self, &'static str); 4] = [
-        (Self::InternalMemory, "internal_memory"),
-        (Self::ExternalMemory, "external_memory"),
-        (Self::Management, "management"),
-        (Self::Channel, "channel"),
+    pub(crate) const ALL: [(Self, &'static CStr); 4] = [
+        (Self::InternalMemory, c"internal_memory"),
+        (Self::ExternalMemory, c"external_memory"),
+        (Self::Management, c"management"),
+        (Self::Channel, c"channel"),
     ];
 
     /// The class of an event, unless it is about a queue or about the device as a whole.

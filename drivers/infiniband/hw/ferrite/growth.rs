@@ -98,7 +98,7 @@ fn grow_queue(hw: &Arc<Hardware>, dev: &Device<Bound>, queue: &EventQueue) -> Re
     let command = queue.offer(ring)?;
     let result = hw.execute(&command);
     let settled = queue.settle(result.is_ok(), &hw.doorbells, |event| {
-        hw.dispatch(event, &hw.answers());
+        hw.dispatch(event, &hw.answers(), queue.number());
     });
     if settled.is_err() && !hw.is_dead() {
         dev_err!(

@@ -10,7 +10,10 @@ mod vectors;
 use self::choice::choose;
 pub(crate) use self::{
     choice::Choice,
-    vectors::Interrupts, //
+    vectors::{
+        Arrangement,
+        Interrupts, //
+    }, //
 };
 use crate::{
     abi,

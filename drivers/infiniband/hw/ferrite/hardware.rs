@@ -4,6 +4,7 @@
 //! commands are in [`commands`](crate::commands).
 
 use crate::{
+    abi,
     abi::{
         CommandOpcode,
         EventCode,
@@ -40,7 +41,12 @@ use crate::{
         EventClass,
         EventCounts, //
     },
+    event_log::{
+        Change,
+        EventLog, //
+    },
     growth,
+    handler::Arrangement,
     interface::{
         ChannelListener,
         Interface, //
@@ -73,6 +79,7 @@ use crate::{
         Stopper, //
     },
     net::Hold,
+    occupancy::Tables,
     port,
     qp::FerriteQp,
     rdma::{
@@ -108,7 +115,8 @@ use kernel::{
             Atomic,
             Relaxed, //
         },
-        Arc, //
+        Arc,
+        SetOnce, //
     },
     time::Delta,
     workqueue::{
@@ -163,7 +171,7 @@ impl Cause {
     const STOPPED: u32 = 1 << 8;
 
     /// In a word: none is zero.
-    fn number(self) -> u32 {
+    pub(crate) fn number(self) -> u32 {
         match self {
             Self::Stopped(code) => Self::STOPPED | code.map_or(0, |code| code as u32),
             Self::Silent => 1,
@@ -176,7 +184,8 @@ impl Cause {
         }
     }
 
-    fn from_number(number: u32) -> Option<Self> {
+    /// The one of that number.
+    pub(crate) fn from_number(number: u32) -> Option<Self> {
         Some(match number {
             0 => return None,
             1 => Self::Silent,
@@ -277,6 +286,9 @@ pub(crate) struct Hardware {
     registration_prints: RateLimit,
     /// Events that are about no queue.
     pub(crate) event_counts: EventCounts,
+    /// How full its tables are, once there are such, and how it interrupts: for who looks after a failure.
+    pub(crate) tables: SetOnce<Tables>,
+    pub(crate) arrangement: SetOnce<Arrangement>,
     /// What the device may still do to host memory.
     pub(crate) reach: Arc<DeviceReach>,
     /// Changes that when the device failed.
@@ -333,6 +345,8 @@ impl Hardware {
             class_prints <- RateLimit::new(),
             registration_prints <- RateLimit::new(),
             event_counts: EventCounts::new(),
+            tables: SetOnce::new(),
+            arrangement: SetOnce::new(),
             reach: reach.clone(),
             stopper <- Stopper::new(reach),
             failure <- new_work!("ferrite_failure"),
@@ -408,6 +422,7 @@ impl Hardware {
         if !self.cqp.kill() {
             return;
         }
+        self.log().change(Change::Failed(cause));
         match cause {
             Cause::Renewal => dev_info!(
                 self.pdev,
@@ -429,6 +444,11 @@ impl Hardware {
         // It was never queued before: this is the first failure.
         drop(self.failure_work.enqueue::<_, 0>(self.clone()));
         self.recovery.wake();
+    }
+
+    /// What happens to it.
+    fn log(&self) -> &EventLog {
+        self.recovery.log()
     }
 
     /// Lets kernel consumers look: they find their work requests flushed when they poll.
@@ -606,7 +626,9 @@ impl Hardware {
 
     /// Stops the device for good. Sleeps.
     pub(crate) fn stop(&self) {
-        self.cqp.kill();
+        if self.cqp.kill() {
+            self.log().change(Change::Ended);
+        }
         self.stop_by_all_means();
     }
 
@@ -636,24 +658,34 @@ impl Hardware {
         self.cqp.answers()
     }
 
-    /// Acts on an event; `answers` is what it may be among. Returns how many completions it stands for.
-    /// Runs in the interrupt, or with interrupts off.
+    /// Acts on an event that came by event queue `eqn`; `answers` is what it may be among. Returns how many completions
+    /// it stands for. Runs in the interrupt, or with interrupts off.
     #[inline]
-    pub(crate) fn dispatch(self: &Arc<Self>, event: &EventEntry, answers: &Answers<'_>) -> u32 {
+    pub(crate) fn dispatch(
+        self: &Arc<Self>,
+        event: &EventEntry,
+        answers: &Answers<'_>,
+        eqn: u16,
+    ) -> u32 {
         match EventCode::from_number(event.code) {
             Some(EventCode::Completion) => {
                 let cq = self.cqs.get(event.id as usize);
                 return cq.map_or(0, |cq| FerriteCq::notify(&cq));
             }
-            Some(EventCode::CommandDone) => match self.cqp.finished(event, answers) {
-                Some((PostedFor::Making, _, error)) => {
-                    self.registration_failed(error);
+            Some(EventCode::CommandDone) => {
+                if !Cqp::is_success(event) {
+                    self.note_refusal(event, eqn);
                 }
-                Some((PostedFor::Release, number, error)) => {
-                    self.release_failed(number, error);
+                match self.cqp.finished(event, answers) {
+                    Some((PostedFor::Making, _, error)) => {
+                        self.registration_failed(error);
+                    }
+                    Some((PostedFor::Release, number, error)) => {
+                        self.release_failed(number, error);
+                    }
+                    None => {}
                 }
-                None => {}
-            },
+            }
             Some(EventCode::ChannelPackets | EventCode::ChannelDescriptors) => {
                 let told = self
                     .channels
@@ -663,16 +695,41 @@ impl Hardware {
                 }
                 self.class_event(EventClass::Channel, event);
             }
-            Some(code) => self.dispatch_rare(code, event),
-            None => kernel::do_once_lite! {
-                dev_warn!(self.pdev, "event {:#x} is not known\n", event.code)
-            },
+            Some(code) => self.dispatch_rare(code, event, eqn),
+            None => {
+                self.note_event(event, eqn);
+                kernel::do_once_lite! {
+                    dev_warn!(self.pdev, "event {:#x} is not known\n", event.code)
+                }
+            }
         }
         0
     }
 
+    /// Notes an event that is none of the data path. What a device says that failed drives out nothing of what it said
+    /// before.
     #[cold]
-    fn dispatch_rare(self: &Arc<Self>, code: EventCode, event: &EventEntry) {
+    fn note_event(&self, event: &EventEntry, eqn: u16) {
+        if !self.is_dead() {
+            self.log().event(event, eqn);
+        }
+    }
+
+    /// Notes the answer to a command that is no success.
+    #[cold]
+    fn note_refusal(&self, event: &EventEntry, eqn: u16) {
+        match self.cqp.opcode_of(event) {
+            Some(opcode) => self.log().refused(opcode, Cqp::status(event)),
+            None => self.note_event(event, eqn),
+        }
+    }
+
+    #[cold]
+    fn dispatch_rare(self: &Arc<Self>, code: EventCode, event: &EventEntry, eqn: u16) {
+        // There may be many, and they are a matter of one region.
+        if code != EventCode::PageFaults {
+            self.note_event(event, eqn);
+        }
         match code {
             EventCode::CompletionQueueError => {
                 if let Some(cq) = self.cqs.get(event.id as usize) {
@@ -826,7 +883,7 @@ impl Failure for Arc<Hardware> {
 
 impl TakesEvents for Arc<Hardware> {
     fn take(&self, event: &EventEntry, answers: &Answers<'_>) {
-        self.dispatch(event, answers);
+        self.dispatch(event, answers, abi::EQ_CONTROL);
     }
 }
 
@@ -835,6 +892,10 @@ impl WorkItem for Hardware {
 
     fn run(this: Arc<Self>) {
         this.stop_by_all_means();
+        this.log().change(match this.reach.get() {
+            Reach::Unstoppable => Change::Unstoppable,
+            Reach::Working | Reach::Stopped => Change::Stopped,
+        });
         this.notify_all();
     }
 }

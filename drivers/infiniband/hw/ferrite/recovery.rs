@@ -13,6 +13,7 @@
 //! Where none does, the parameter is what it was before, and the device is tried again with that.
 
 mod devlink;
+mod dump;
 mod exchange;
 mod farewell;
 mod plan;
@@ -47,6 +48,10 @@ use crate::{
         Identity,
         Registers, //
     },
+    event_log::{
+        Change,
+        EventLog, //
+    },
     hardware::{
         Cause,
         Hardware, //
@@ -66,6 +71,7 @@ use crate::{
             Devlink,
             Refusal, //
         },
+        memory,
         pci as pci_ext,
         pci::{
             Config,
@@ -289,6 +295,12 @@ pub(crate) struct Recovery {
     /// Of the device that was reset last, if one was.
     #[pin]
     versions: Mutex<Option<Versions>>,
+    /// What happened, in this life and in others.
+    log: EventLog,
+    /// The device that is shown to who looks after a failure: of the life that there is, or begins. Held for no longer
+    /// than it takes to look which.
+    #[pin]
+    shown: Mutex<Option<Arc<Hardware>>>,
     /// Taken out when the driver lets go.
     #[pin]
     devlink: Mutex<Option<Devres<Devlink<Recovery>>>>,
@@ -345,6 +357,8 @@ impl Recovery {
             spreading <- new_mutex!(Spreading::new(), "ferrite_spreading"),
             serial_number: pci_ext::serial_number(pdev),
             versions <- new_mutex!(None, "ferrite_versions"),
+            log: EventLog::new()?,
+            shown <- new_mutex!(None, "ferrite_shown"),
             devlink <- new_mutex!(None, "ferrite_devlink"),
             pdev: ARef::from(&**pdev),
         });
@@ -402,6 +416,18 @@ impl Recovery {
         drop(interface);
     }
 
+    /// What happens to the device.
+    pub(crate) fn log(&self) -> &EventLog {
+        &self.log
+    }
+
+    /// Shows another device, or none, to who looks after a failure. Sleeps.
+    fn show(&self, hw: Option<&Arc<Hardware>>) {
+        let old = core::mem::replace(&mut *self.shown.lock(), hw.cloned());
+        // Not with the lock held: it may be the last reference.
+        drop(old);
+    }
+
     /// The registers.
     pub(crate) fn registers(&self) -> &Arc<Registers> {
         &self.registers
@@ -448,6 +474,7 @@ impl Recovery {
         }
         let old = current.hw.replace(hw.clone());
         drop(current);
+        self.show(Some(hw));
         // Not with the lock held: it may be the last reference.
         drop(old);
         Ok(())
@@ -468,6 +495,7 @@ impl Recovery {
     pub(crate) fn part(&self, hw: &Arc<Hardware>) {
         let old = self.current.lock().hw.take();
         drop(old);
+        self.show(None);
         hw.retire();
         ConfigLock::new(&self.pdev).clear_master();
         self.current.lock().unstoppable = hw.reach.get() == Reach::Unstoppable;
@@ -546,6 +574,10 @@ impl Recovery {
         if life.is_ok() {
             counts.lives = counts.lives.saturating_add(1);
         }
+        self.log.change(match life {
+            Ok(_) => Change::Began(counts.lives),
+            Err(error) => Change::NotBegun(*error),
+        });
     }
 
     /// Waits for consumers in the kernel that are letting go of a device that failed, for a while. Who has done
@@ -808,11 +840,14 @@ impl Recovery {
                 dev_info!(self.pdev, "device is tried again in {} ms\n", wait);
                 self.look_after(wait);
             }
-            Step::GiveUp(why) => dev_err!(
-                self.pdev,
-                "device stays failed ({}): 'devlink health recover' tries again\n",
-                why
-            ),
+            Step::GiveUp(why) => {
+                self.log.change(Change::LeftAlone);
+                dev_err!(
+                    self.pdev,
+                    "device stays failed ({}): 'devlink health recover' tries again\n",
+                    why
+                );
+            }
         }
     }
 }
@@ -892,22 +927,30 @@ impl BoundWorkItem for Recovery {
 
 impl BoundWorkItem<TALK> for Recovery {
     fn run(this: Arc<Self>, dev: &Device<Bound>) {
-        let devlink = this.devlink.lock();
+        // Recovery waits for what devlink says, and disks behind the device for recovery.
+        memory::without_io(|| this.talk_to_devlink(dev));
+    }
+}
+
+impl Recovery {
+    /// Tells devlink what is new, and asks it what is to be done about a failure. Sleeps.
+    fn talk_to_devlink(self: &Arc<Self>, dev: &Device<Bound>) {
+        let devlink = self.devlink.lock();
         let Some(Ok(devlink)) = devlink.as_ref().map(|devlink| devlink.access(dev)) else {
             return;
         };
         let mut report = None;
         devlink.update(|| {
-            let (standing, life) = this.exchange.lock().news();
+            let (standing, life) = self.exchange.lock().news();
             report = life;
             standing
         });
         let Some(life) = report else {
             return;
         };
-        let cause = this.counts.lock().cause;
+        let cause = self.counts.lock().cause;
         let wanted = devlink.report(cause.map_or(c"the device failed", Cause::text));
-        this.exchange.lock().verdict = Some(Verdict { life, wanted });
-        this.wake();
+        self.exchange.lock().verdict = Some(Verdict { life, wanted });
+        self.wake();
     }
 }

@@ -27,6 +27,7 @@ mod state;
 #[cfg(CONFIG_KUNIT = "y")]
 mod tests;
 mod turns;
+mod view;
 
 pub(crate) use self::request::{
     Asked,
@@ -36,6 +37,7 @@ pub(crate) use self::request::{
     Request,
     Ticket, //
 };
+pub(crate) use self::view::RingView;
 use self::{
     request::Stage,
     state::{
@@ -60,6 +62,7 @@ use crate::{
         }, //
     }, //
 };
+use core::cmp::Reverse;
 use kernel::{
     prelude::*,
     sync::Arc, //
@@ -273,7 +276,7 @@ impl Requests {
             number,
             forgotten: false,
         };
-        state.occupy(index, cookie, owner);
+        state.occupy(index, cookie, entry.opcode, owner);
         let untold = state.producer.wrapping_sub(state.told);
         if telling == Telling::Doorbell || untold >= MOST_UNTOLD {
             state.tell(ring);
@@ -371,6 +374,23 @@ impl Requests {
         state.answers = state.answers.wrapping_add(1);
         state.complete(owner, outcome);
         Some(answered)
+    }
+
+    /// The opcode of the command of that name, if it is in flight. May be called from any context.
+    pub(crate) fn opcode_of(&self, cookie: u32) -> Option<u16> {
+        let state = self.state.lock();
+        let slot = state.slots.get(slot_of(cookie))?;
+        (slot.cookie == cookie && slot.owner.is_some()).then_some(slot.opcode)
+    }
+
+    /// What there is to say of all commands. Sleeps.
+    pub(crate) fn look(&self) -> Result<RingView> {
+        // Before the lock is taken.
+        let commands = KVec::with_capacity(SLOTS, GFP_KERNEL)?;
+        let mut view = self.state.lock().look(commands);
+        view.commands
+            .sort_unstable_by_key(|command| Reverse(command.behind));
+        Ok(view)
     }
 
     /// Puts those who wait in the ring, as far as there are slots. May be called from any context.

@@ -191,8 +191,9 @@ impl Serve for Served {
         let count = &mut completions;
         // It has the answers, and is dropped before the queue is unlocked.
         let doorbells = &self.hw.doorbells;
+        let eqn = self.queue.number();
         let served = self.queue.service(doorbells, budget, move |event| {
-            *count += u64::from(self.hw.dispatch(event, &answers));
+            *count += u64::from(self.hw.dispatch(event, &answers, eqn));
         });
         if let (true, Some(moderation)) = (served, &self.moderation) {
             moderation.note(completions);
@@ -204,8 +205,9 @@ impl Serve for Served {
     fn turn(&self, budget: u32) -> u32 {
         let (mut completions, answers) = (0, self.hw.answers());
         let count = &mut completions;
+        let eqn = self.queue.number();
         let handled = self.queue.turn(budget, move |event| {
-            *count += u64::from(self.hw.dispatch(event, &answers));
+            *count += u64::from(self.hw.dispatch(event, &answers, eqn));
         });
         if let Some(moderation) = &self.moderation {
             moderation.note(completions);

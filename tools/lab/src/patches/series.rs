@@ -854,6 +854,7 @@ write; no register is read. Queues grow with what may happen at once.
             "drivers/infiniband/hw/ferrite/eq.rs",
             "drivers/infiniband/hw/ferrite/eq/",
             "drivers/infiniband/hw/ferrite/event_class.rs",
+            "drivers/infiniband/hw/ferrite/event_log.rs",
             "drivers/infiniband/hw/ferrite/growth.rs",
             "drivers/infiniband/hw/ferrite/qp_event.rs",
         ],
@@ -1043,9 +1044,11 @@ that fails and comes back. Its RDMA ports are paired with it.
         subject: "RDMA/ferrite: Add recovery",
         body: "\
 A device that failed, was reset, or slept is set up again, and devlink
-tells of it. Those who had objects of it are told, and end them.
+tells of it, and keeps what there was to know of it. Those who had objects
+of it are told, and end them.
 ",
         files: &[
+            "drivers/infiniband/hw/ferrite/occupancy.rs",
             "drivers/infiniband/hw/ferrite/parting.rs",
             "drivers/infiniband/hw/ferrite/recovery.rs",
             "drivers/infiniband/hw/ferrite/recovery/",

@@ -379,6 +379,7 @@ fn vanishes(cluster: &Cluster, remove: fn(&Cluster) -> Result<()>) -> Result<()>
     if outcome.timed_out || !said.contains("Failed status 12") {
         bail!("the peer did not learn of it: {outcome:?}");
     }
+    recovery::is_dumped(two)?;
     // A program that only polls memory may never learn; it must be possible to end it.
     server.signal(libc::SIGKILL)?;
     two.wait_for("! pgrep ib_write_bw", Duration::from_secs(90))

@@ -44,6 +44,14 @@ pub const TESTS: &[VmTest] = &[
         "unbound and unloaded while the device comes back",
         let_go_while_it_comes_back,
     ),
+    VmTest::new(
+        "a device that stops under a program leaves a dump, with its last events and without its keys",
+        dumped_as_it_fails,
+    ),
+    VmTest::new(
+        "a device that does not answer is dumped at once, and says which command it has",
+        dumped_while_silent,
+    ),
 ];
 
 /// The same, of some minutes each.
@@ -123,6 +131,81 @@ fn shown(vm: &Vm) -> Result<String> {
     vm.sh(&format!(
         "{REPORTERS}; for r in $reporters; do devlink -j health show $r reporter fatal; done"
     ))
+}
+
+/// How long a dump may take: it waits for no device, but the tool is a program that has to start.
+const AT_ONCE: Duration = Duration::from_secs(10);
+
+/// What devlink has kept of the reporter of machine `vm`, or asks it for now.
+fn dump(vm: &Vm) -> Result<Value> {
+    let said = vm.sh_in(
+        &format!(
+            "{REPORTERS}; for r in $reporters; do
+                 devlink -j health dump show $r reporter fatal || exit
+             done"
+        ),
+        AT_ONCE,
+    )?;
+    serde_json::from_str(&said).with_context(|| format!("devlink said: {said}"))
+}
+
+/// Has devlink keep none.
+fn clear_dump(vm: &Vm) -> Result<()> {
+    vm.sh(&format!(
+        "{REPORTERS}; for r in $reporters; do devlink health dump clear $r reporter fatal || exit; done"
+    ))?;
+    Ok(())
+}
+
+/// A dump of machine `vm` as it is now.
+fn dump_now(vm: &Vm) -> Result<Value> {
+    clear_dump(vm)?;
+    dump(vm)
+}
+
+/// Whatever became of the device of machine `vm`, it is dumped at once.
+pub(super) fn is_dumped(vm: &Vm) -> Result<()> {
+    let dump = dump_now(vm).context("no dump of the device")?;
+    ensure!(!happened(&dump)?.is_empty(), "nothing happened: {dump}");
+    Ok(())
+}
+
+/// What happened last, as a dump says it.
+fn happened(dump: &Value) -> Result<Vec<&str>> {
+    let last = dump["last events"].as_array();
+    let last = last.with_context(|| format!("no last events in {dump}"))?;
+    let what = last.iter().map(|event| event["what"].as_str());
+    what.collect::<Option<_>>()
+        .with_context(|| format!("an event of which nothing is said: {dump}"))
+}
+
+/// All numbers in something.
+fn numbers(of: &Value) -> Vec<u64> {
+    match of {
+        Value::Array(all) => all.iter().flat_map(numbers).collect(),
+        Value::Object(all) => all.values().flat_map(numbers).collect(),
+        Value::Number(number) => number.as_u64().into_iter().collect(),
+        Value::String(text) => text
+            .split(|c: char| !c.is_ascii_alphanumeric())
+            .filter_map(|word| match word.strip_prefix("0x") {
+                Some(word) => u64::from_str_radix(word, 16).ok(),
+                None => word.parse().ok(),
+            })
+            .collect(),
+        Value::Null | Value::Bool(_) => Vec::new(),
+    }
+}
+
+/// The keys of machine `vm`.
+fn keys(vm: &Vm) -> Result<Vec<u64>> {
+    let said = vm.sh("rdma -jd resource show mr")?;
+    let listed: Value =
+        serde_json::from_str(&said).with_context(|| format!("rdma said: {said}"))?;
+    let listed = listed.as_array().context("no list of regions")?;
+    let keys = listed
+        .iter()
+        .flat_map(|region| ["lkey", "rkey"].map(|key| numbers(&region[key])));
+    Ok(keys.flatten().collect())
 }
 
 /// Undoes [`leave_failed`].
@@ -489,6 +572,144 @@ fn not_wanted(cluster: &Cluster) -> Result<()> {
     recover(one)?;
     ended_well(one, program)?;
     wait_back(one, count)?;
+    nothing_left(one)?;
+    still_works(cluster)
+}
+
+fn dumped_as_it_fails(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    bind_anew(one)?;
+    let program = program_in_the_middle(one)?;
+    let keys = keys(one)?;
+    ensure!(!keys.is_empty(), "a program without keys");
+    let count = lives(one)?;
+    fatal(cluster)?;
+    ended_well(one, program)?;
+    wait_back(one, count)?;
+    // Nobody asked for it.
+    let first = dump(one)?;
+    ensure!(
+        first["dumped"] == "as the device failed"
+            && first["last failure"] == "the device stopped itself"
+            && first["fatal code"] == 7
+            && first["lives"] == count
+            && first["this life"]["given up"] == true,
+        "{first}"
+    );
+    let last = happened(&first)?;
+    let fatal = last
+        .iter()
+        .position(|what| what.starts_with("event DeviceFatal") && what.ends_with(": Injected"));
+    let given_up = last.iter().position(|what| what.starts_with("given up: "));
+    ensure!(last.contains(&"life 1 began"), "{first}");
+    ensure!(fatal.is_some() && fatal < given_up, "{first}");
+    // What the program had is seen, and how.
+    ensure!(
+        first["tables"]["queue_pairs"]["used"].as_u64() > Some(0)
+            && first["tables"]["tpt"]["used"].as_u64() > Some(0),
+        "{first}"
+    );
+    let ring = &first["control ring"];
+    ensure!(
+        ring["closed"] == true && ring["given"].as_u64() > Some(0),
+        "{first}"
+    );
+    let queues = first["event queues"]
+        .as_array()
+        .context("no event queues")?;
+    ensure!(
+        queues.len() > 2
+            && (0..)
+                .zip(queues)
+                .all(|(number, queue)| queue["number"] == number)
+            && queues[0]["events"].as_u64() > Some(0)
+            && queues[0]["read index"].as_u64() > Some(0),
+        "{first}"
+    );
+    let handlers = first["interrupts"]["handlers"].as_u64();
+    ensure!(handlers == Some(queues.len() as u64 - 2), "{first}");
+    let said = numbers(&first);
+    for key in keys {
+        ensure!(!said.contains(&key), "{key:#x} is a key: {first}");
+    }
+    // It is kept, for those who may see it.
+    ensure!(dump(one)? == first, "not the one that was kept");
+    let other = one.run(
+        &format!(
+            "{REPORTERS}; for r in $reporters; do
+                 setpriv --reuid 65534 --clear-groups devlink health dump show $r reporter fatal || exit
+             done"
+        ),
+        AT_ONCE,
+    )?;
+    ensure!(
+        !other.ok() && other.err.contains("not permitted"),
+        "{other:?}"
+    );
+    let now = dump_now(one)?;
+    ensure!(
+        now["dumped"] == "as somebody asked"
+            && now["state"] == "working"
+            && now["this life"]["given up"] == false
+            && now["control ring"]["closed"] == false,
+        "{now}"
+    );
+    // What was before is not forgotten.
+    let last = happened(&now)?;
+    let again = format!("life {} began", count + 1);
+    ensure!(
+        last.iter()
+            .any(|what| what.starts_with("event DeviceFatal"))
+            && last.iter().any(|what| *what == again),
+        "{now}"
+    );
+    nothing_left(one)?;
+    still_works(cluster)
+}
+
+fn dumped_while_silent(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    bind_anew(one)?;
+    let count = lives(one)?;
+    misbehave(cluster, &json!({"answers": {"drop": 1.0}}))?;
+    // What it makes first is not answered.
+    let program = one.spawn(
+        &format!("{DEVICE_AND_GID} exec ibv_rc_pingpong -d $dev -g $gid -p 18522"),
+        2 * PATIENCE,
+    )?;
+    let mut seen = Value::Null;
+    let has_one = wait_until(Instant::now() + one.at_most(AT_ONCE), || {
+        seen = dump_now(one)?;
+        let commands = seen["control ring"]["commands"].as_array();
+        Ok(commands.is_some_and(|commands| !commands.is_empty()))
+    })?;
+    ensure!(has_one, "no command is seen: {seen}");
+    let command = &seen["control ring"]["commands"][0];
+    ensure!(
+        command["answer expected"] == true
+            && command["opcode"]
+                .as_str()
+                .is_some_and(|name| !name.starts_with("0x"))
+            && seen["this life"]["given up"] == false
+            && seen["state"] == "working",
+        "{seen}"
+    );
+    // It is what it had when it failed.
+    let opcode = command["opcode"].clone();
+    clear_dump(one)?;
+    fatal(cluster)?;
+    behave(cluster)?;
+    wait_back(one, count)?;
+    program.end()?;
+    let seen = dump(one)?;
+    let command = &seen["control ring"]["commands"][0];
+    ensure!(
+        seen["dumped"] == "as the device failed"
+            && command["answer expected"] == false
+            && command["opcode"] == opcode,
+        "{seen}"
+    );
+    clear_dump(one)?;
     nothing_left(one)?;
     still_works(cluster)
 }

@@ -109,6 +109,8 @@ pub(crate) struct Consumer<S> {
     /// Entries were consumed by a look of [`EventQueue::poll`](super::EventQueue::poll) since the queue was armed: the
     /// interrupt that they raised may find nothing.
     pub(super) polled: bool,
+    /// It was armed.
+    armed: bool,
     /// What is read.
     pub(super) ring: Ring<S>,
     /// What the device was given to go on in, until an entry is found there.
@@ -124,6 +126,7 @@ impl<S: EventSlots> Consumer<S> {
             index: 0,
             told: 0,
             polled: false,
+            armed: false,
             ring,
             next: None,
             left: None,
@@ -188,6 +191,7 @@ impl<S: EventSlots> Consumer<S> {
     pub(crate) fn rearm(&mut self, eqn: u16, quiet: bool) -> EventDoorbell {
         self.told = self.index;
         self.polled = false;
+        self.armed = true;
         EventDoorbell {
             eqn,
             read_index: self.index,
@@ -251,6 +255,36 @@ impl<S: EventSlots> Consumer<S> {
                 Some(next) => Settled::Over(next),
                 None => Settled::Nothing,
             },
+        }
+    }
+}
+
+/// What the driver knows of a queue's ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct QueueView {
+    /// Base-2 logarithm of the entries of the ring that is read.
+    pub(crate) log_entries: u8,
+    /// Entries consumed, and what the device was told of that: free-running.
+    pub(crate) index: u32,
+    pub(crate) told: u32,
+    /// Nothing was consumed since it was armed: the next entry raises the interrupt, or has.
+    pub(crate) armed: bool,
+    /// There is one that was not consumed.
+    pub(crate) unread: bool,
+    /// There are two rings, as the device is to leave one, or has.
+    pub(crate) moving: bool,
+}
+
+impl<S: EventSlots> Consumer<S> {
+    /// What there is to see, in host memory.
+    pub(super) fn look(&self) -> QueueView {
+        QueueView {
+            log_entries: self.ring.log_entries,
+            index: self.index,
+            told: self.told,
+            armed: self.armed && self.index == self.told && !self.polled,
+            unread: self.ring.is_written(self.index),
+            moving: self.next.is_some() || self.left.is_some(),
         }
     }
 }

@@ -111,6 +111,37 @@ mod suite {
     }
 
     #[test]
+    fn what_is_seen_of_a_queue_is_how_far_the_driver_is() -> Result {
+        let memory = Memory::new(16)?;
+        let larger = Memory::new(32)?;
+        let mut consumer = Consumer::new(Ring::of(&memory));
+        let mut expected = consumer.look();
+        assert_eq!(
+            (expected.log_entries, expected.index, expected.told),
+            (4, 0, 0)
+        );
+        assert!(!expected.armed && !expected.unread && !expected.moving);
+        consumer.rearm(1, false);
+        expected.armed = true;
+        assert_eq!(consumer.look(), expected);
+        memory.put(0, 7);
+        expected.unread = true;
+        assert_eq!(consumer.look(), expected);
+        // To look takes nothing.
+        assert_eq!(consumer.drain(|_| {}), 1);
+        expected.unread = false;
+        (expected.armed, expected.index) = (false, 1);
+        assert_eq!(consumer.look(), expected);
+        consumer.rearm(1, true);
+        (expected.armed, expected.told) = (true, 1);
+        assert_eq!(consumer.look(), expected);
+        assert!(consumer.offer(Ring::of(&larger)).is_ok());
+        expected.moving = true;
+        assert_eq!(consumer.look(), expected);
+        Ok(())
+    }
+
+    #[test]
     fn a_poller_tells_how_far_it_is_now_and_then_and_never_arms() -> Result {
         let memory = Memory::new(16)?;
         let mut consumer = Consumer::new(Ring::of(&memory));

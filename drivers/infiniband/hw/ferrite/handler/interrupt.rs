@@ -119,7 +119,7 @@ impl Service {
                 service::share(elsewhere(), most, |queue, most| {
                     let answers = self.hw.answers();
                     let handled = queue.turn(most, move |event| {
-                        self.hw.dispatch(event, &answers);
+                        self.hw.dispatch(event, &answers, queue.number());
                     });
                     queue.end_turns(&self.hw.doorbells, handled);
                     handled

@@ -116,6 +116,15 @@ impl fmt::Display for Purpose {
     }
 }
 
+/// How a device interrupts, for who looks after a failure.
+pub(crate) struct Arrangement {
+    pub(crate) kind: Kind,
+    pub(crate) vectors: u32,
+    pub(crate) table: Arc<VectorTable>,
+    /// Calls of the handler on a pin that were not ours.
+    pub(crate) unhandled: Arc<Atomic<u64>>,
+}
+
 /// The interrupts of a device: its event queues' memory, vectors and installed handlers.
 ///
 /// Nothing is steered any more when handlers are removed, and those are before vectors are given back and
@@ -218,6 +227,12 @@ impl Interrupts {
             hw.event_queues
                 .insert(queue.number().into(), queue.clone())?;
         }
+        hw.arrangement.populate(Arrangement {
+            kind: self.vectors.kind(),
+            vectors: vectors.into(),
+            table: table.clone(),
+            unhandled: self.unhandled.clone(),
+        });
         let steering = Steering::new(hw, &self.vectors, &table)?;
         self.steering = Some(steering.clone());
         // Queues that share a vector with queue 0 are served by its handler, which is made anew.

@@ -3,18 +3,23 @@
 //! What devlink shows of the function, and what may be set by it.
 
 use super::{
+    dump,
     plan::Phase,
     Recovery, //
 };
 use crate::{
     hardware::Cause,
-    kernel_ext::devlink::{
-        Diagnosis,
-        HealthReporter,
-        Info,
-        Information,
-        Parameter,
-        Refusal, //
+    kernel_ext::{
+        devlink::{
+            HealthReporter,
+            Info,
+            Information,
+            Object,
+            Occasion,
+            Parameter,
+            Refusal, //
+        },
+        memory, //
     },
     vector_map, //
 };
@@ -28,6 +33,7 @@ use kernel::{
 };
 
 /// What devlink shows, beyond what it counts itself.
+#[derive(Clone, Copy)]
 pub(super) struct Counts {
     pub(super) lives: u32,
     pub(super) attempts: u32,
@@ -103,23 +109,53 @@ impl HealthReporter for Recovery {
         Ok(())
     }
 
-    fn diagnose(&self, diagnosis: &mut Diagnosis<'_>) {
+    fn diagnose(&self, diagnosis: &mut Object<'_>) {
+        self.say_state(diagnosis);
+    }
+
+    fn dump(&self, occasion: Occasion, dump: &mut Object<'_>) -> Result {
+        // Recovery waits for what devlink says of a failure, and a disk behind the device for recovery.
+        memory::without_io(|| self.say_all(occasion, dump))
+    }
+}
+
+impl Recovery {
+    /// Says all that there is to know. Sleeps, but waits for no device.
+    fn say_all(&self, occasion: Occasion, dump: &mut Object<'_>) -> Result {
+        dump.text(
+            c"dumped",
+            match occasion {
+                Occasion::Failure => c"as the device failed",
+                Occasion::Demand => c"as somebody asked",
+            },
+        );
+        self.say_state(dump);
+        let hw = self.shown.lock().clone();
+        dump.flag(c"device", hw.is_some());
+        if let Some(hw) = hw {
+            dump::say_hardware(&hw, dump)?;
+        }
+        dump::say_log(&self.log, dump)
+    }
+
+    /// Says what becomes of the device.
+    fn say_state(&self, diagnosis: &mut Object<'_>) {
         let (phase, attempts) = {
             let plan = self.plan.lock();
             (plan.phase, plan.attempts)
         };
-        let trying = self.counts.lock().trying;
+        // Not with the lock held: what is said takes memory.
+        let counts = *self.counts.lock();
         diagnosis.text(
             c"state",
             match phase {
-                _ if trying => c"being tried",
+                _ if counts.trying => c"being tried",
                 Phase::Working => c"working",
                 Phase::Reported | Phase::Waiting { .. } => c"coming back",
                 Phase::Stays => c"failed",
             },
         );
         diagnosis.number(c"attempts in a row", attempts as u32);
-        let counts = self.counts.lock();
         diagnosis.number(c"attempts", counts.attempts);
         diagnosis.number(c"lives", counts.lives);
         if let Some(error) = counts.error {
@@ -129,10 +165,7 @@ impl HealthReporter for Recovery {
             );
         }
         if let Some(cause) = counts.cause {
-            diagnosis.text(c"last failure", cause.text());
-            if let Cause::Stopped(Some(code)) = cause {
-                diagnosis.number(c"fatal code", code as u32);
-            }
+            dump::say_cause(cause, diagnosis);
         }
     }
 }

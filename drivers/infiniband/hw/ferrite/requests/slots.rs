@@ -30,6 +30,11 @@ impl SlotSet {
         }
     }
 
+    pub(super) fn contains(&self, slot: usize) -> bool {
+        let word = self.0.get(slot / WORD).copied().unwrap_or(0);
+        word & 1 << (slot % WORD) != 0
+    }
+
     /// How many there are in it.
     pub(super) fn len(&self) -> u32 {
         self.0.iter().map(|word| word.count_ones()).sum()

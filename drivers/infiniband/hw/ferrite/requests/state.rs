@@ -29,7 +29,11 @@ use crate::kernel_ext::scoped::ScopedRef;
 use kernel::{
     prelude::*,
     rbtree::RBTree,
-    sync::Arc, //
+    sync::Arc,
+    time::{
+        Instant,
+        Monotonic, //
+    }, //
 };
 
 /// Whom the answer to a command is for.
@@ -70,6 +74,12 @@ pub(super) struct Slot {
     pub(super) cookie: u32,
     /// When it was put in the ring: the producer index.
     pub(super) place: u32,
+    /// And by the clock.
+    pub(super) since: Instant<Monotonic>,
+    /// What the device is to do, by [`CommandOpcode`](crate::abi::CommandOpcode).
+    pub(super) opcode: u16,
+    /// What for, if it was posted.
+    pub(super) posted: Option<PostedFor>,
     /// Whom its answer is for. Nobody, if the slot is free, and if it was given up.
     pub(super) owner: Option<Owner>,
 }
@@ -106,7 +116,7 @@ pub(super) struct State {
     /// Slots in use, by class.
     pub(super) in_ring: [u32; Class::ORDER.len()],
     /// Those who wait, by class.
-    turns: [Turns; Class::ORDER.len()],
+    pub(super) turns: [Turns; Class::ORDER.len()],
 }
 
 impl State {
@@ -116,6 +126,9 @@ impl State {
             let slot = Slot {
                 cookie: index as u32,
                 place: 0,
+                since: Instant::now(),
+                opcode: 0,
+                posted: None,
                 owner: None,
             };
             slots.push(slot, GFP_KERNEL)?;
@@ -258,16 +271,23 @@ impl State {
     }
 
     /// Notes that the next slot is used by what was written to the ring.
-    pub(super) fn occupy(&mut self, index: usize, cookie: u32, owner: Owner) {
+    pub(super) fn occupy(&mut self, index: usize, cookie: u32, opcode: u16, owner: Owner) {
         let ticket = owner.ticket();
         *ticket.stage.access_mut(self) = Stage::InRing { slot: index };
         self.in_ring[ticket.class as usize] += 1;
         if owner.name().is_some() {
             self.posted.insert(index);
         }
+        let posted = match &owner {
+            Owner::Request(_) => None,
+            Owner::Posted { what, .. } => Some(*what),
+        };
         self.slots[index] = Slot {
             cookie,
             place: self.producer,
+            since: Instant::now(),
+            opcode,
+            posted,
             owner: Some(owner),
         };
         self.free.remove(index);
@@ -290,11 +310,12 @@ impl State {
         if request.has_reply {
             entry.reply = ring.reply_address(index);
         }
+        let opcode = entry.opcode;
         if ring.write(place, entry).is_err() {
             self.complete(Owner::Request(request), Outcome::Lost);
             return;
         }
-        self.occupy(index, cookie, Owner::Request(request));
+        self.occupy(index, cookie, opcode, Owner::Request(request));
     }
 
     /// Whether somebody waits for a slot.

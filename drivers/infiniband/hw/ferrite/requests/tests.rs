@@ -5,7 +5,10 @@
 use super::slots::SlotSet;
 use super::turns::QUEUES;
 use super::*;
-use crate::kernel_ext::user;
+use crate::{
+    abi::CommandOpcode,
+    kernel_ext::user, //
+};
 use stage::Stage;
 
 #[kunit_tests(ferrite_requests)]
@@ -438,6 +441,57 @@ mod suite {
         assert_eq!(state.posted, SlotSet::default());
         assert_eq!(state.free, SlotSet::all());
         assert!(state.in_ring == [0; 3]);
+        Ok(())
+    }
+
+    #[test]
+    fn what_the_device_has_is_seen_also_when_it_is_given_up() -> Result {
+        let mut stage = Stage::full_of(1, 2)?;
+        let posted = stage.post(1, 11)?;
+        // Its place is used again, by the one that is the youngest then.
+        assert!(stage.answer(0));
+        stage.ask(1, Class::Long)?;
+        let query = CommandOpcode::QueryQueuePair.number();
+        let expected = [
+            (query, None),
+            (
+                CommandOpcode::RegisterRegion.number(),
+                Some(PostedFor::Making),
+            ),
+            (query, None),
+        ];
+        let check = |is_expected: bool| -> Result {
+            let view = stage.requests.look()?;
+            assert_eq!((view.producer, view.told, view.answers), (4, 4, 1));
+            assert_eq!((view.free, view.waiting), (SLOTS as u32 - 3, 0));
+            assert_eq!((view.closed, view.registrations()), (!is_expected, 1));
+            let seen = view.commands.iter();
+            assert!(seen
+                .map(|command| (command.opcode, command.posted))
+                .eq(expected));
+            assert!(view
+                .commands
+                .iter()
+                .all(|command| command.expected == is_expected));
+            Ok(())
+        };
+        check(true)?;
+        // By name, as long as the answer is expected.
+        let (_, cookie) = stage.memory.given.borrow()[2];
+        let opcode = stage.requests.opcode_of(cookie);
+        assert_eq!(opcode, Some(CommandOpcode::RegisterRegion.number()));
+        let (_, answered) = stage.memory.given.borrow()[0];
+        assert_eq!(stage.requests.opcode_of(answered), None);
+        assert_eq!(stage.requests.opcode_of(u32::MAX), None);
+        stage.requests.close();
+        check(false)?;
+        assert_eq!(stage.requests.opcode_of(cookie), None);
+        stage.requests.forget(&posted);
+        // Those who wait are counted.
+        let stage = Stage::full_of(1, OTHERS + 5)?;
+        let view = stage.requests.look()?;
+        assert_eq!((view.free, view.waiting), (KEPT, 5));
+        assert_eq!(view.commands.len(), OTHERS);
         Ok(())
     }
 
