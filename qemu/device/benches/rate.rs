@@ -1,19 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What two devices and the shared memory between them carry, without guests.
 //!
-//! Two device processes and the fabric, as in a VM test; in the place of the guests a thread of this
+//! Two device processes and the fabric, as in a VM test, or one process with two functions (`inside`); in
+//! the place of the guests a thread of this
 //! program posts to the one and polls. It takes seconds, and no kernel's time is in it. Numbers are the
 //! best of several runs and for comparison on one machine, before and after a change; nothing is
-//! asserted here.
+//! asserted here. Those of `many` and `same` go through 128 MiB of each memory or one, and are told beside
+//! what memcpy takes for as much, just before: processor time by processor time, which is much the same
+//! where the machine has other work.
 //!
 //! `cargo bench -p ferrite-device`, after `cargo build --release -p ferrite-fabric`.
 
 use ferrite_abi::*;
-use ferrite_conformance::host::{Connection, Host, OWN_GID, OWN_GID6, PEER_GID, PEER_GID6};
+use ferrite_conformance::host::{
+    region_of, Connection, Host, OWN_GID, OWN_GID6, PEER_GID, PEER_GID6,
+};
+use ferrite_conformance::memory::PAGE;
 use ferrite_conformance::outcome::Outcome;
 use ferrite_conformance::rings::{Cq, Qp, Region};
 use ferrite_conformance::transport::Device;
 use ferrite_conformance::work::Work;
+use rustix::time::{clock_gettime, ClockId};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
@@ -23,6 +30,12 @@ const ACCESS: u32 = ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE | ACCESS_REMOTE_REA
 /// One measurement takes so long.
 const SPAN: Duration = Duration::from_millis(400);
 const ROUNDS: usize = 3;
+
+/// Mebibytes that no cache holds.
+const MANY: u64 = 128;
+const MIB: u64 = 1 << 20;
+/// Where memory of its own for a long region begins.
+const FURTHER: u64 = 1 << 32;
 
 /// A process that ends with this value.
 struct Process(Child);
@@ -40,6 +53,18 @@ impl Process {
             text.split(' ').next()?.parse().ok()
         };
         tasks.flatten().filter_map(|task| time(task.path())).sum()
+    }
+
+    /// How often its threads have gone to sleep.
+    fn sleeps(&self) -> u64 {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.0.id())).expect("its threads");
+        let sleeps = |path: PathBuf| -> Option<u64> {
+            let text = std::fs::read_to_string(path.join("status")).ok()?;
+            let name = "voluntary_ctxt_switches:";
+            let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+            line.trim().parse().ok()
+        };
+        tasks.flatten().filter_map(|task| sleeps(task.path())).sum()
     }
 }
 
@@ -68,6 +93,35 @@ fn host(device: &mut Device, number: usize) -> Outcome<Host<'_>> {
     Ok(host)
 }
 
+/// A region of so many bytes; a long one has memory of its own, and tables of its pages as a driver makes
+/// them.
+fn long_region(host: &mut Host<'_>, length: u64) -> Outcome<Region> {
+    if length <= MIB {
+        return host.region(ACCESS, length);
+    }
+    host.map(FURTHER, length)?;
+    let mut command = host.region_command(ACCESS, PAGE);
+    let pages = length / PAGE;
+    let tables = host.memory.allocate(pages * 8);
+    let root = host.memory.allocate(PAGE);
+    for page in 0..pages {
+        (host.memory).store64(tables + page * 8, FURTHER + page * PAGE);
+    }
+    for table in 0..pages.div_ceil(ATT_TABLE_ENTRIES as u64) {
+        (host.memory).store64(root + table * 8, tables + table * ATT_TABLE_SIZE as u64);
+    }
+    command.buffer = Buffer {
+        root,
+        length,
+        fbo: 0,
+        page_shift: PAGE_SHIFT_MIN,
+        order: AttOrder::Second.number(),
+        ..Buffer::zeroed()
+    };
+    host.execute(&command)?;
+    Ok(region_of(&command))
+}
+
 /// Queue pairs of a host, all with one completion queue.
 struct End {
     qps: Vec<Qp>,
@@ -80,7 +134,7 @@ impl End {
         let command = host.cq_command(15);
         host.execute(&command)?;
         let cq = Cq::new(&command);
-        let region = host.region(ACCESS, length)?;
+        let region = long_region(host, length)?;
         let qps = (0..count).map(|_| host.create_qp(Service::Rc, &cq));
         let qps = qps.collect::<Outcome<_>>()?;
         Ok(Self { qps, cq, region })
@@ -114,36 +168,40 @@ struct Sample {
     nanoseconds: f64,
     device: f64,
     doorbells: f64,
+    /// Times that a thread of a device has gone to sleep.
+    sleeps: f64,
     /// Packets that were sent again, as after a loss, and acknowledgements that were waited for in vain,
     /// in all.
     losses: [u64; 2],
 }
 
-/// Writes of `size` bytes over all queue pairs in turn, up to `depth` under way on each and `width` on all
+/// Writes of `size` bytes over all queue pairs in turn, through `span` bytes of the regions, up to `depth` under way on each and `width` on all
 /// of them, every `signal`th with a completion.
 fn stream(
     host: &mut Host<'_>,
     (own, peer): (&mut End, &End),
-    size: u32,
+    (size, span): (u32, u64),
     (depth, width, signal): (u32, u32, u32),
     devices: &[Process],
 ) -> Outcome<Sample> {
-    let work = |flags| {
-        let sges = [own.region.sge(0, size)];
-        Work::remote(
-            SendOpcode::Write,
-            &sges,
-            peer.region.address,
-            peer.region.tag,
-        )
-        .flags(flags)
-        .encode()
+    let region = &own.region;
+    let work = |flags, at: u64| {
+        let sges = [region.sge(at, size)];
+        let to = peer.region.address + at;
+        Work::remote(SendOpcode::Write, &sges, to, peer.region.tag)
+            .flags(flags)
+            .encode()
     };
-    let (quiet, told) = (work(0), work(SEND_SIGNALED));
+    let works: Vec<_> = (0..(span / u64::from(size)).max(1))
+        .map(|place| place * u64::from(size))
+        .map(|at| (work(0, at), work(SEND_SIGNALED, at)))
+        .collect();
     let mut under_way = vec![0u32; own.qps.len()];
     let numbers: HashMap<u32, usize> = (own.qps.iter().map(|qp| qp.qpn)).zip(0..).collect();
     let (mut posted, mut all, mut doorbells, mut next) = (0u64, 0u32, 0u64, 0usize);
     let time = |devices: &[Process]| devices.iter().map(Process::time).sum::<u64>();
+    let sleeps = |devices: &[Process]| devices.iter().map(Process::sleeps).sum::<u64>();
+    let asleep = sleeps(devices);
     let (start, before) = (Instant::now(), time(devices));
     let mut ending = false;
     while !ending || all > 0 {
@@ -154,7 +212,8 @@ fn stream(
             if under_way[next] + signal <= depth {
                 passed = 0;
                 for message in 1..=signal {
-                    qp.write_send(&host.memory, if message == signal { &told } else { &quiet });
+                    let (quiet, told) = &works[(posted as usize + message as usize) % works.len()];
+                    qp.write_send(&host.memory, if message == signal { told } else { quiet });
                     // As a program that posts one after the other.
                     let wake = qp.record + std::mem::offset_of!(QueuePairRecord, send_wake) as u64;
                     host.memory.store32(qp.record, qp.send_producer);
@@ -190,6 +249,7 @@ fn stream(
         nanoseconds: each(start.elapsed().as_nanos() as u64),
         device: each(time(devices) - before),
         doorbells: each(doorbells),
+        sleeps: each(sleeps(devices) - asleep),
         losses: [0; 2],
     })
 }
@@ -197,13 +257,13 @@ fn stream(
 fn measure(
     paths: &[PathBuf],
     devices: &[Process],
-    (qps, size): (usize, u32),
+    (qps, size, span): (usize, u32, u64),
     (depth, width, signal): (u32, u32, u32),
 ) -> Outcome<Sample> {
     let mut ends = paths.iter().map(|path| Device::connect(path));
     let (mut a, mut b) = (ends.next().expect("two")?, ends.next().expect("two")?);
     let (mut a, mut b) = (host(&mut a, 0)?, host(&mut b, 1)?);
-    let length = u64::from(size).max(4096);
+    let length = span.max(PAGE);
     let (mut own, peer) = (
         End::new(&mut a, qps, length)?,
         End::new(&mut b, qps, length)?,
@@ -215,7 +275,7 @@ fn measure(
         let sample = stream(
             &mut a,
             (&mut own, &peer),
-            size,
+            (size, span),
             (depth, width, signal),
             devices,
         )?;
@@ -242,19 +302,35 @@ fn run(directory: &Path) -> Outcome {
         std::thread::yield_now();
     }
     let paths = [path("a"), path("b")];
-    let start = |(number, socket): (usize, &PathBuf)| {
+    let mac_text = |number| {
         let [a, b, c, d, e, f] = mac(number);
-        Process::start(
-            Command::new(&device)
-                .args(["--log", "error", "--mac"])
-                .arg(format!("{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}"))
-                .arg("--socket")
-                .arg(socket)
-                .arg("--net")
-                .arg(path(&format!("net{number}")))
-                .arg("--uplink")
-                .arg(path("fabric")),
-        )
+        format!("{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}")
+    };
+    let two = || -> Vec<_> {
+        let start = |(number, socket): (usize, &PathBuf)| {
+            Process::start(
+                Command::new(&device)
+                    .args(["--log", "error", "--mac"])
+                    .arg(mac_text(number))
+                    .arg("--socket")
+                    .arg(socket)
+                    .arg("--net")
+                    .arg(path(&format!("net{number}")))
+                    .arg("--uplink")
+                    .arg(path("fabric")),
+            )
+        };
+        paths.iter().enumerate().map(start).collect()
+    };
+    let one = || -> Vec<_> {
+        let mut command = Command::new(&device);
+        command.args(["--log", "error"]);
+        for (number, socket) in paths.iter().enumerate() {
+            let socket = socket.display();
+            let function = format!("socket={socket},mac={}", mac_text(number));
+            command.arg("--function").arg(function);
+        }
+        vec![Process::start(&mut command)]
     };
     let only = std::env::args().nth(1).filter(|arg| !arg.starts_with('-'));
     let wanted = |name: &str| only.as_deref().is_none_or(|only| name.contains(only));
@@ -264,8 +340,8 @@ fn run(directory: &Path) -> Outcome {
             return Ok(());
         }
         // A guest that goes ends its device.
-        let devices: Vec<_> = paths.iter().enumerate().map(start).collect();
-        let sample = measure(&paths, &devices, (qps, size), shape)?;
+        let devices = two();
+        let sample = measure(&paths, &devices, (qps, size, size.into()), shape)?;
         let rate = 1e9 / sample.nanoseconds;
         println!(
             "{name:>10} {size:8} B {qps:5} qps {rate:10.0} {:12.0} {:12.3}   {:6.0} MiB/s, {} again, {} timeouts",
@@ -301,7 +377,56 @@ fn run(directory: &Path) -> Outcome {
     ] {
         show("bulk", qps, size, (8, 256, 4))?;
     }
-    Ok(())
+    println!("  1 MiB writes through      device us/MiB     MiB/s  sleeps/MiB  memcpy us/MiB     MiB/s  share");
+    let share = |name: &str, span: u64, start: &dyn Fn() -> Vec<Process>| -> Outcome {
+        if !wanted(name) {
+            return Ok(());
+        }
+        let devices = start();
+        let memcpy = memcpy(span);
+        let shape = (16, 16, 1);
+        let sample = measure(&paths, &devices, (1, MIB as u32, span * MIB), shape)?;
+        println!(
+            "{name:>16} {span:4} MiB {:12.1} {:13.0} {:11.2} {:14.1} {:9.0} {:6.2}   {} again, {} timeouts",
+            sample.device / 1e3,
+            1e9 / sample.nanoseconds,
+            sample.sleeps,
+            memcpy / 1e3,
+            1e9 / memcpy,
+            memcpy / sample.device,
+            sample.losses[0],
+            sample.losses[1],
+        );
+        drop(devices);
+        for path in &paths {
+            let _ = std::fs::remove_file(path);
+        }
+        Ok(())
+    };
+    share("inside same", 1, &one)?;
+    share("inside many", MANY, &one)?;
+    share("shortcut same", 1, &two)?;
+    share("shortcut many", MANY, &two)
+}
+
+/// Nanoseconds of processor time that memcpy of a MiB takes, through so many of them.
+fn memcpy(span: u64) -> f64 {
+    let source = vec![1u8; (span * MIB) as usize];
+    let mut target = vec![2u8; (span * MIB) as usize];
+    let time = || {
+        let time = clock_gettime(ClockId::ThreadCPUTime);
+        time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+    };
+    let mut once = || {
+        let start = time();
+        for index in 0..MANY {
+            let at = (index % span * MIB) as usize;
+            target[at..][..MIB as usize].copy_from_slice(&source[at..][..MIB as usize]);
+            std::hint::black_box(&mut target);
+        }
+        (time() - start) as f64 / MANY as f64
+    };
+    (0..8).map(|_| once()).fold(f64::INFINITY, f64::min)
 }
 
 fn main() {

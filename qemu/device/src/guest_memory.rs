@@ -8,6 +8,7 @@
 //! for the device of another process is copied at once to memory that both
 //! have ([`copy_out`]), and taken from there ([`Passing`]).
 
+use crate::copies::{copy_past_caches, Recent, LONG};
 use crate::vfio_user::DmaMap;
 use ferrite_engine::loan::{Data, Held, Hold, Lease, Lender, Lent, Loan};
 use ferrite_engine::memory::{DmaError, HostMemory};
@@ -212,6 +213,8 @@ pub struct GuestMemory {
     counts: Counts,
     /// The range of the last access, where the next is likely to be.
     last: Cell<Option<Place>>,
+    /// What long messages were written to.
+    recent: Recent,
 }
 
 impl fmt::Debug for GuestMemory {
@@ -237,6 +240,7 @@ impl GuestMemory {
             lender: Lender::default(),
             counts: Counts::default(),
             last: Cell::new(None),
+            recent: Recent::default(),
         }
     }
 
@@ -496,11 +500,30 @@ impl GuestMemory {
         length: usize,
     ) -> Result<(), DmaError> {
         let from = source(held, memory, offset, length).ok_or(DmaError { address })?;
-        self.pieces(address, length, true, |to, part| {
-            // SAFETY: `source` vouches for `length` bytes at `from` while `held` is held, `locate`
-            // for the part at `to`. They may be the same memory, mapped twice or, here, once; and who has it may
-            // write to either at the same time: any bytes are a valid result.
-            unsafe { std::ptr::copy(from.add(part.start), to, part.len()) };
+        let is_long = held.data().len() >= LONG;
+        self.pieces(address, length, true, |to, mut part| {
+            let start = part.start;
+            while !part.is_empty() {
+                let (count, past_caches) = if is_long {
+                    let at = address.wrapping_add(part.start as u64);
+                    self.recent.next(at, part.len())
+                } else {
+                    (part.len(), false)
+                };
+                // SAFETY: `source` vouches for `length` bytes at `from` while `held` is held, `locate`
+                // for the part at `to`, of which the next `count` bytes are some. They may be the same memory,
+                // mapped twice or, here, once; and who has it may
+                // write to either at the same time: any bytes are a valid result.
+                unsafe {
+                    let (from, to) = (from.add(part.start), to.add(part.start - start));
+                    if past_caches {
+                        copy_past_caches(from, to, count);
+                    } else {
+                        std::ptr::copy(from, to, count);
+                    }
+                }
+                part.start += count;
+            }
         })
     }
 

@@ -11,6 +11,7 @@
 pub mod adapter;
 pub mod config_space;
 pub mod control;
+pub mod copies;
 pub mod counters;
 pub mod function;
 pub mod guest_memory;

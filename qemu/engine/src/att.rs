@@ -14,6 +14,11 @@ use ferrite_abi::{
 use std::cell::Cell;
 use std::fmt;
 
+/// Entries that are read at once of a table for an access to many pages.
+const AHEAD: usize = 32;
+/// So many pages are looked for one by one.
+const FEW: u64 = 2;
+
 /// Why a buffer is refused, or cannot be accessed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttError {
@@ -128,6 +133,23 @@ impl Att {
             .checked_sub(offset)
             .filter(|&left| left > 0)
             .ok_or(AttError::OutOfRange)?;
+        self.resolve_by(offset, left, |page| match self.last.get() {
+            Some((last, address)) if last == page => Ok(address),
+            _ => {
+                let address = self.look_up(memory, page)?;
+                self.last.set(Some((page, address)));
+                Ok(address)
+            }
+        })
+    }
+
+    /// The same for an `offset` that has so many bytes `left`, with the address of a page from `look_up`.
+    fn resolve_by(
+        &self,
+        offset: u64,
+        left: u64,
+        look_up: impl FnOnce(u64) -> Result<u64, AttError>,
+    ) -> Result<(u64, u64), AttError> {
         // None of these sums wrap: `new` saw to `fbo + length`, and `offset < length`.
         let position = self.fbo + offset;
         if self.order == AttOrder::Direct {
@@ -136,14 +158,7 @@ impl Att {
         let page = position >> self.page_shift;
         let page_size = 1u64 << self.page_shift;
         let within = position & (page_size - 1);
-        let address = match self.last.get() {
-            Some((last, address)) if last == page => address,
-            _ => {
-                let address = self.look_up(memory, page)?;
-                self.last.set(Some((page, address)));
-                address
-            }
-        };
+        let address = look_up(page)?;
         let address = address.checked_add(within).ok_or(AttError::OutOfRange)?;
         let contiguous = left.min(page_size - within);
         // Callers add to the address; what a table says must not make that wrap around.
@@ -171,6 +186,36 @@ impl Att {
         }
     }
 
+    /// Reads entries of a table: that of `page`, and as many of those behind it, up to `last`, as there is room
+    /// for and the table has. Returns how many; none where they cannot be read at once.
+    fn read_entries<M: HostMemory + ?Sized>(
+        &self,
+        memory: &M,
+        (page, last): (u64, u64),
+        entries: &mut [[u8; 8]; AHEAD],
+    ) -> usize {
+        const ENTRIES: u64 = ATT_TABLE_ENTRIES as u64;
+        let (table, index) = match self.order {
+            AttOrder::Direct => return 0,
+            AttOrder::First => (Some(self.root), page),
+            AttOrder::Second => {
+                let pointer = self.root.checked_add(page / ENTRIES * 8);
+                let table = pointer.and_then(|pointer| memory.load_u64(pointer).ok());
+                (table, page % ENTRIES)
+            }
+        };
+        // A table of order 1 has no more than that, either.
+        let count = (AHEAD as u64).min(ENTRIES.saturating_sub(index));
+        let count = count.min(last - page + 1) as usize;
+        let address = table.and_then(|table| table.checked_add(index * 8));
+        let entries = entries[..count].as_flattened_mut();
+        let read = address.map(|address| memory.read(address, entries));
+        match read {
+            Some(Ok(())) => count,
+            _ => 0,
+        }
+    }
+
     /// Calls `access` for each contiguous piece of `offset..offset + length`, with its address and
     /// where in the range it lies.
     fn pieces<M: HostMemory + ?Sized>(
@@ -178,7 +223,7 @@ impl Att {
         memory: &M,
         offset: u64,
         length: usize,
-        mut access: impl FnMut(u64, std::ops::Range<usize>) -> Result<(), DmaError>,
+        access: impl FnMut(u64, std::ops::Range<usize>) -> Result<(), DmaError>,
     ) -> Result<(), AttError> {
         if offset
             .checked_add(length as u64)
@@ -186,25 +231,29 @@ impl Att {
         {
             return Err(AttError::OutOfRange);
         }
-        let mut done = 0;
-        while done < length {
-            let (address, contiguous) = self.resolve(memory, offset + done as u64)?;
-            let most = |contiguous| usize::try_from(contiguous).unwrap_or(usize::MAX);
-            let mut piece = most(contiguous).min(length - done);
-            // Pages that follow each other are one piece.
-            while done + piece < length {
-                match self.resolve(memory, offset + (done + piece) as u64) {
-                    Ok((next, more)) if address.checked_add(piece as u64) == Some(next) => {
-                        piece += most(more).min(length - done - piece);
-                    }
-                    // What is wrong is told in its turn.
-                    _ => break,
-                }
-            }
-            access(address, done..done + piece)?;
-            done += piece;
+        // Cannot wrap, as in `resolve_by`.
+        let page_of = |offset: u64| (self.fbo + offset) >> self.page_shift;
+        let last = page_of((offset + length as u64).saturating_sub(1));
+        if self.order == AttOrder::Direct || last.saturating_sub(page_of(offset)) < FEW {
+            let resolve = |at| self.resolve(memory, offset + at);
+            return join(length, resolve, access);
         }
-        Ok(())
+        let mut ahead = 0..0;
+        let mut entries = [[0; 8]; AHEAD];
+        let resolve = |at| {
+            let offset = offset + at;
+            self.resolve_by(offset, self.length - offset, |page| {
+                if !ahead.contains(&page) {
+                    let count = self.read_entries(memory, (page, last), &mut entries);
+                    ahead = page..page + count as u64;
+                }
+                if ahead.is_empty() {
+                    return self.look_up(memory, page);
+                }
+                Ok(u64::from_le_bytes(entries[(page - ahead.start) as usize]))
+            })
+        };
+        join(length, resolve, access)
     }
 
     /// Copies from the buffer. Nothing is copied when the range is not all inside.
@@ -261,6 +310,34 @@ impl Att {
         }
         Ok(address)
     }
+}
+
+/// Calls `access` for each contiguous piece of `length` bytes, with its address and where in them it lies;
+/// `resolve` says where a byte is, and how many from there on are contiguous.
+fn join(
+    length: usize,
+    mut resolve: impl FnMut(u64) -> Result<(u64, u64), AttError>,
+    mut access: impl FnMut(u64, std::ops::Range<usize>) -> Result<(), DmaError>,
+) -> Result<(), AttError> {
+    let mut done = 0;
+    while done < length {
+        let (address, contiguous) = resolve(done as u64)?;
+        let most = |contiguous| usize::try_from(contiguous).unwrap_or(usize::MAX);
+        let mut piece = most(contiguous).min(length - done);
+        // Pages that follow each other are one piece.
+        while done + piece < length {
+            match resolve((done + piece) as u64) {
+                Ok((next, more)) if address.checked_add(piece as u64) == Some(next) => {
+                    piece += most(more).min(length - done - piece);
+                }
+                // What is wrong is told in its turn.
+                _ => break,
+            }
+        }
+        access(address, done..done + piece)?;
+        done += piece;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -334,6 +411,48 @@ mod tests {
             (0x5000, page - 10),
         ];
         assert_eq!(pieces, wanted);
+    }
+
+    #[test]
+    fn tables_are_read_ahead_as_far_as_they_reach() {
+        // Over the ends of what is read at once, and of tables.
+        let memory = memory(1200);
+        for (order, root, pages) in [
+            (AttOrder::First, 0x1000, 512),
+            (AttOrder::Second, 0x2000, 1200),
+        ] {
+            let att = Att::new(&buffer(order, root, pages * PAGE - 100, 100)).unwrap();
+            for first in [0, 1, 31, 460, 479, 500].into_iter().chain(505..512) {
+                for count in [1, 2, 3, 4, 31, 32, 33, 34, 65, 600] {
+                    let offset = first * PAGE + 7;
+                    let length = (count * PAGE).min(att.length() - offset);
+                    let mut at = offset;
+                    let all = att.pieces(&memory, offset, length as usize, |address, range| {
+                        assert_eq!(range.start as u64, at - offset);
+                        let position = at + 100;
+                        let expected = page_address(position / PAGE) + position % PAGE;
+                        assert_eq!(address, expected, "{first} {count}");
+                        at += range.len() as u64;
+                        Ok(())
+                    });
+                    assert_eq!((all, at), (Ok(()), offset + length), "{first} {count}");
+                }
+            }
+        }
+        // A table of which the last entries are nowhere: what is before them is translated.
+        let end = 0x400_0000;
+        for entry in 0..3 {
+            memory.put(end - 24 + entry * 8, &page_address(entry));
+        }
+        let att = Att::new(&buffer(AttOrder::First, end - 24, 8 * PAGE, 0)).unwrap();
+        let mut found = 0;
+        let all = att.pieces(&memory, 0, 8 * PAGE as usize, |address, _| {
+            assert_eq!(address, page_address(found));
+            found += 1;
+            Ok(())
+        });
+        let nowhere = AttError::Memory(DmaError { address: end });
+        assert_eq!((all, found), (Err(nowhere), 3));
     }
 
     #[test]
