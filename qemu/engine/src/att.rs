@@ -372,7 +372,8 @@ mod tests {
             if n < 512 {
                 memory.put(0x1000 + n * 8, &page_address(n));
             }
-            let table = 0x10_0000 + n / 512 * ATT_TABLE_SIZE as u64;
+            // There is something else between them.
+            let table = 0x10_0000 + n / 512 * 2 * ATT_TABLE_SIZE as u64;
             memory.put(0x2000 + n / 512 * 8, &table);
             memory.put(table + n % 512 * 8, &page_address(n));
         }
