@@ -658,8 +658,6 @@ fn unit(options: &Options, report: &mut Report) -> Result<()> {
     let start = Instant::now();
     let mut test = cargo("test");
     test.args(["--workspace", "--no-fail-fast", "--color", "never"]);
-    // Many wait: for processes, for what must not come, for the end of a limit.
-    test.env("RUST_TEST_THREADS", (2 * kernel::jobs()).to_string());
     if options.long {
         let seeds = options.seeds.unwrap_or(LONG_SEEDS).to_string();
         test.env("FERRITE_SEEDS", &seeds)
