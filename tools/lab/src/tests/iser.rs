@@ -88,6 +88,12 @@ impl Disk for Iser {
         Ok(())
     }
 
+    /// iscsiadm (open-iscsi 2.1.11) asks for targets by a call of the kernel's. An answer that comes before that call is
+    /// over it puts aside, and then waits for one that it has: half a minute in vain, after which it crashes
+    /// (`discovery_sendtargets` polls without a look at what `__kipc_call` has put aside). A device that is as fast as
+    /// its program is slow shows that now and then. No answer comes in so little time here.
+    const CONNECTING_DELAY: u32 = 100;
+
     fn connect(initiator: &Vm, target: &Vm, lost_after: u32) -> Result<String> {
         // One request for 1 MiB, as it is asked for.
         initiator.sh(&format!(

@@ -152,6 +152,9 @@ pub trait Disk {
     /// Offers it, in a machine whose device may go and come.
     fn serve(target: &Vm) -> Result<()>;
 
+    /// For how many milliseconds the wire holds back each packet while [`Disk::connect`] is under way.
+    const CONNECTING_DELAY: u32 = 0;
+
     /// Connects to it; gives its name in the initiator. For `lost_after` seconds without a connection
     /// requests wait.
     fn connect(initiator: &Vm, target: &Vm, lost_after: u32) -> Result<String>;
@@ -190,7 +193,16 @@ fn with_disk_lost_after<D: Disk>(
 ) -> Result<()> {
     let (one, two) = cluster.two()?;
     D::serve(two)?;
-    let disk = D::connect(one, two, lost_after)?;
+    let slow = D::CONNECTING_DELAY > 0;
+    if slow {
+        let delay = D::CONNECTING_DELAY;
+        cluster.fabric_command(&json!({"cmd": "faults", "only": "roce", "delay": delay}))?;
+    }
+    let connected = D::connect(one, two, lost_after);
+    if slow {
+        cluster.fabric_command(&json!({"cmd": "faults", "reset": true}))?;
+    }
+    let disk = connected?;
     test(one, two, &disk)?;
     D::disconnect(one)?;
     D::end(two)
