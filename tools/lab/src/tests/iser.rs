@@ -40,10 +40,11 @@ const NAME: &str = "iqn.2026-11.example.ferrite:disk";
 /// How often the target is asked what it has.
 const QUESTIONS: u32 = 6;
 
-/// Asks the target what it has. `iscsiadm` (2.1, `discovery_sendtargets`) waits until its socket has something to
+/// Asks the target what it has. `iscsiadm` (open-iscsi 2.1, `discovery_sendtargets`) waits until its socket has something to
 /// read, also where it has read the answer already: it does so if that comes before the kernel has told it that
-/// the question was sent (`__kipc_call` handles what else it finds), and the faster the device the more often. Left
-/// to itself it then crashes in its next attempt, by what it still has of the first; so each attempt is a process.
+/// the question was sent (`__kipc_call` puts aside what else it finds). A device that is as fast as its program is slow
+/// shows that often. Left to itself it then crashes in its next attempt, by what it still has of the first; so each
+/// attempt is a process.
 fn discover(initiator: &Vm, portal: &str) -> Result<()> {
     let record = format!("iscsiadm -m discoverydb -t sendtargets -p {portal} -I iser");
     let said = initiator.sh_in(
@@ -88,10 +89,7 @@ impl Disk for Iser {
         Ok(())
     }
 
-    /// iscsiadm (open-iscsi 2.1.11) asks for targets by a call of the kernel's. An answer that comes before that call is
-    /// over it puts aside, and then waits for one that it has: half a minute in vain, after which it crashes
-    /// (`discovery_sendtargets` polls without a look at what `__kipc_call` has put aside). A device that is as fast as
-    /// its program is slow shows that now and then. No answer comes in so little time here.
+    /// No answer comes in so little time that [`discover`] misses it.
     const CONNECTING_DELAY: u32 = 100;
 
     fn connect(initiator: &Vm, target: &Vm, lost_after: u32) -> Result<String> {

@@ -198,13 +198,17 @@ fn numbers(of: &Value) -> Vec<u64> {
 
 /// The keys of machine `vm`.
 fn keys(vm: &Vm) -> Result<Vec<u64>> {
-    let said = vm.sh("rdma -jd resource show mr")?;
+    let said = vm.sh("rdma -dd -j resource show mr")?;
     let listed: Value =
         serde_json::from_str(&said).with_context(|| format!("rdma said: {said}"))?;
     let listed = listed.as_array().context("no list of regions")?;
+    let key = |value: &Value| match value {
+        Value::String(hex) => u64::from_str_radix(hex.trim_start_matches("0x"), 16).ok(),
+        value => value.as_u64(),
+    };
     let keys = listed
         .iter()
-        .flat_map(|region| ["lkey", "rkey"].map(|key| numbers(&region[key])));
+        .flat_map(|region| ["lkey", "rkey"].map(|name| key(&region[name])));
     Ok(keys.flatten().collect())
 }
 
