@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! What a driver does to a PCI function outside the callbacks of the PCI core, and resets, by the driver and
-//! by others (for `rust/kernel/pci.rs`).
+//! by others, and errors of the bus (for `rust/kernel/pci.rs`).
 
 use super::cpu_hotplug;
 use crate::bindings;
@@ -205,6 +205,23 @@ impl<'a, Ctx: DeviceContext> ConfigLock<'a, Ctx> {
         self.restore_bars()
     }
 
+    /// Saves config space as it is now, for [`Self::restore`]. Does not sleep.
+    pub fn save(&self) -> Result {
+        // SAFETY: A reference to a device keeps it valid. Its config space is locked by this value (type invariant), so
+        // that nobody else saves or restores it.
+        to_result(unsafe { bindings::pci_save_state(as_raw(self.config.pdev)) })
+    }
+
+    /// Gives the function what it had when config space was last saved, the bus master bit excepted, after others reset
+    /// it who restore nothing: the PCI core, where it recovers from an error of the bus.
+    pub fn restore(&self) {
+        // SAFETY: A reference to a device keeps it valid. Its config space is locked by this value (type invariant), so
+        // that nobody else saves or restores it. The PCI core saves it when it finds the function, so that there is
+        // something to restore.
+        unsafe { bindings::pci_restore_state(as_raw(self.config.pdev)) };
+        self.clear_master();
+    }
+
     /// Makes the function answer at the addresses that it had when its config space was saved.
     fn restore_bars(&self) -> Result {
         let write = |offset: u32, mask: u32| {
@@ -277,6 +294,53 @@ pub trait ResetHandlers: pci::Driver {
     );
 }
 
+/// What an error left of the way to a function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Channel {
+    /// It can be reached. Transactions were lost.
+    Normal,
+    /// It is not to be reached before [`ErrorHandlers::slot_reset`]: neither it nor its config space answers.
+    Frozen,
+    /// It will not be reached any more.
+    PermFailure,
+}
+
+impl Channel {
+    fn from_raw(state: bindings::pci_channel_state_t) -> Self {
+        match state {
+            bindings::pci_channel_io_normal => Self::Normal,
+            bindings::pci_channel_io_frozen => Self::Frozen,
+            // Nothing is to be expected of a state that is not known.
+            _ => Self::PermFailure,
+        }
+    }
+}
+
+/// A driver that is told of errors of the bus (AER, DPC, EEH), which the PCI core recovers from by a reset. Register it
+/// by [`Adapter`].
+///
+/// All callbacks run with the device lock held, so that neither `probe` nor `unbind` runs at the same time; between them
+/// either may. They may sleep. Config space is not locked.
+pub trait ErrorHandlers: pci::Driver {
+    /// There was an error. Unless the channel has failed for good the bus is reset next, and [`Self::slot_reset`] called;
+    /// where the PCI core gives up this is called again, with [`Channel::PermFailure`].
+    fn error_detected<'bound>(
+        dev: &'bound pci::Device<device::Core<'_>>,
+        this: Pin<&Self::Data<'bound>>,
+        channel: Channel,
+    );
+
+    /// The bus was reset. The function can be reached, and has to be given its config space, see [`ConfigLock::restore`].
+    /// Where it does not work this fails, and the function is given up.
+    fn slot_reset<'bound>(
+        dev: &'bound pci::Device<device::Core<'_>>,
+        this: Pin<&Self::Data<'bound>>,
+    ) -> Result;
+
+    /// All functions behind the error were reset: work goes on.
+    fn resume<'bound>(dev: &'bound pci::Device<device::Core<'_>>, this: Pin<&Self::Data<'bound>>);
+}
+
 /// A driver that is told when the machine sleeps. Register it by [`Adapter`].
 ///
 /// Both callbacks run with the device lock held, so that neither `probe` nor `unbind` runs at the same time. They may
@@ -318,17 +382,23 @@ pub unsafe trait FollowsProcessors {
     fn state() -> &'static cpu_hotplug::State<Self::Follower>;
 }
 
-/// A [`pci::Adapter`] for a driver with [`ResetHandlers`], [`SleepHandlers`], [`ShutdownHandler`] and
-/// [`FollowsProcessors`], for [`kernel::module_driver`].
-pub struct Adapter<T: ResetHandlers + SleepHandlers + ShutdownHandler + FollowsProcessors>(
-    PhantomData<T>,
-);
+/// All that a driver is told of which is registered by an [`Adapter`].
+pub trait Handlers:
+    ResetHandlers + ErrorHandlers + SleepHandlers + ShutdownHandler + FollowsProcessors
+{
+}
+
+impl<T: ResetHandlers + ErrorHandlers + SleepHandlers + ShutdownHandler + FollowsProcessors>
+    Handlers for T
+{
+}
+
+/// A [`pci::Adapter`] for a driver with [`Handlers`], for [`kernel::module_driver`].
+pub struct Adapter<T: Handlers>(PhantomData<T>);
 
 // SAFETY: The driver is registered by `pci::Adapter`, with that layout: `struct pci_driver`, in which
 // it says where the `struct device_driver` is; its `probe` stores a `T::Data`.
-unsafe impl<T: ResetHandlers + SleepHandlers + ShutdownHandler + FollowsProcessors> DriverLayout
-    for Adapter<T>
-{
+unsafe impl<T: Handlers> DriverLayout for Adapter<T> {
     type DriverType = bindings::pci_driver;
     type DriverData<'bound> = T::Data<'bound>;
     const DEVICE_DRIVER_OFFSET: usize = <pci::Adapter<T> as DriverLayout>::DEVICE_DRIVER_OFFSET;
@@ -336,18 +406,20 @@ unsafe impl<T: ResetHandlers + SleepHandlers + ShutdownHandler + FollowsProcesso
 
 // SAFETY: `register` succeeds only if that of `pci::Adapter` did, and `unregister` is that of
 // `pci::Adapter`.
-unsafe impl<T: ResetHandlers + SleepHandlers + ShutdownHandler + FollowsProcessors> RegistrationOps
-    for Adapter<T>
-{
+unsafe impl<T: Handlers> RegistrationOps for Adapter<T> {
     unsafe fn register(
         pdrv: &Opaque<Self::DriverType>,
         name: &'static CStr,
         module: &'static ThisModule,
     ) -> Result {
         // SAFETY: The driver is not registered yet, so that nobody else reads it. The handlers are
-        // static, and `pci::Adapter` does not touch the fields.
+        // static, and `pci::Adapter` does not touch the fields. What kind of machine this is can always be asked.
         unsafe {
-            (*pdrv.get()).err_handler = &Self::HANDLERS;
+            (*pdrv.get()).err_handler = if bindings::xen_pv_domain() {
+                &Self::RESET_HANDLERS
+            } else {
+                &Self::HANDLERS
+            };
             (*pdrv.get()).driver.pm = &Self::POWER;
             (*pdrv.get()).shutdown = Some(Self::shutdown_callback);
         }
@@ -373,17 +445,24 @@ unsafe impl<T: ResetHandlers + SleepHandlers + ShutdownHandler + FollowsProcesso
     }
 }
 
-impl<T: ResetHandlers + SleepHandlers + ShutdownHandler + FollowsProcessors> Adapter<T> {
-    const HANDLERS: bindings::pci_error_handlers = bindings::pci_error_handlers {
+impl<T: Handlers> Adapter<T> {
+    /// Of a PV guest of Xen: its PCI frontend calls those for errors without the device lock, which is what keeps a
+    /// driver's data.
+    const RESET_HANDLERS: bindings::pci_error_handlers = bindings::pci_error_handlers {
         reset_prepare: Some(Self::reset_prepare_callback),
         reset_done: Some(Self::reset_done_callback),
-        // Not by any of these: Xen's PCI frontend calls them without the device lock, which is what
-        // keeps a driver's data.
         error_detected: None,
         mmio_enabled: None,
         slot_reset: None,
         resume: None,
         cor_error_detected: None,
+    };
+
+    const HANDLERS: bindings::pci_error_handlers = bindings::pci_error_handlers {
+        error_detected: Some(Self::error_detected_callback),
+        slot_reset: Some(Self::slot_reset_callback),
+        resume: Some(Self::resume_callback),
+        ..Self::RESET_HANDLERS
     };
 
     const POWER: bindings::dev_pm_ops = bindings::dev_pm_ops {
@@ -421,7 +500,7 @@ impl<T: ResetHandlers + SleepHandlers + ShutdownHandler + FollowsProcessors> Ada
     unsafe extern "C" fn shutdown_callback(pdev: *mut bindings::pci_dev) {
         // SAFETY: The driver core locks a device before it shuts it down, and the PCI core calls this for a valid function
         // whose driver has it.
-        unsafe { Self::tell(pdev, T::shutdown) }
+        unsafe { Self::tell(pdev, T::shutdown) };
     }
 
     /// # Safety
@@ -435,7 +514,7 @@ impl<T: ResetHandlers + SleepHandlers + ShutdownHandler + FollowsProcessors> Ada
                 // INVARIANT: The PCI core has config space locked until after `reset_done`, but for
                 // `pci_reset_function_locked`, which is for a driver's own function and has no safe wrapper.
                 T::reset_prepare(dev, this, &Config { pdev: dev });
-            })
+            });
         }
     }
 
@@ -444,7 +523,46 @@ impl<T: ResetHandlers + SleepHandlers + ShutdownHandler + FollowsProcessors> Ada
     /// As for [`Self::reset_prepare_callback`].
     unsafe extern "C" fn reset_done_callback(pdev: *mut bindings::pci_dev) {
         // SAFETY: The PCI core calls this with a valid function, locked, of the driver that has these handlers.
-        unsafe { Self::tell(pdev, T::reset_done) }
+        unsafe { Self::tell(pdev, T::reset_done) };
+    }
+
+    /// # Safety
+    ///
+    /// As for [`Self::reset_prepare_callback`].
+    unsafe extern "C" fn error_detected_callback(
+        pdev: *mut bindings::pci_dev,
+        state: bindings::pci_channel_state_t,
+    ) -> bindings::pci_ers_result_t {
+        let channel = Channel::from_raw(state);
+        // SAFETY: But for Xen's frontend, whose guests have other handlers, all that call this do so with a valid
+        // function, locked, of the driver that has these handlers.
+        unsafe { Self::tell(pdev, |dev, this| T::error_detected(dev, this, channel)) };
+        match channel {
+            // Where transactions were lost nothing that the function was told of is certain.
+            Channel::Normal | Channel::Frozen => bindings::pci_ers_result_PCI_ERS_RESULT_NEED_RESET,
+            Channel::PermFailure => bindings::pci_ers_result_PCI_ERS_RESULT_DISCONNECT,
+        }
+    }
+
+    /// # Safety
+    ///
+    /// As for [`Self::reset_prepare_callback`].
+    unsafe extern "C" fn slot_reset_callback(
+        pdev: *mut bindings::pci_dev,
+    ) -> bindings::pci_ers_result_t {
+        // SAFETY: As for `error_detected_callback`.
+        match unsafe { Self::tell(pdev, T::slot_reset) } {
+            Some(Err(_)) => bindings::pci_ers_result_PCI_ERS_RESULT_DISCONNECT,
+            Some(Ok(())) | None => bindings::pci_ers_result_PCI_ERS_RESULT_RECOVERED,
+        }
+    }
+
+    /// # Safety
+    ///
+    /// As for [`Self::reset_prepare_callback`].
+    unsafe extern "C" fn resume_callback(pdev: *mut bindings::pci_dev) {
+        // SAFETY: As for `error_detected_callback`.
+        unsafe { Self::tell(pdev, T::resume) };
     }
 
     /// Calls `callback` with a device and its driver's data, unless there is none yet.
@@ -452,15 +570,18 @@ impl<T: ResetHandlers + SleepHandlers + ShutdownHandler + FollowsProcessors> Ada
     /// # Safety
     ///
     /// As for [`Self::reset_prepare_callback`].
-    unsafe fn tell(
+    unsafe fn tell<R>(
         pdev: *mut bindings::pci_dev,
-        callback: impl for<'bound> FnOnce(&'bound pci::Device<device::Core<'_>>, Pin<&T::Data<'bound>>),
-    ) {
+        callback: impl for<'bound> FnOnce(
+            &'bound pci::Device<device::Core<'_>>,
+            Pin<&T::Data<'bound>>,
+        ) -> R,
+    ) -> Option<R> {
         // SAFETY: The caller vouches for a valid device.
         let data = unsafe { bindings::dev_get_drvdata(&raw const (*pdev).dev) };
         if data.is_null() {
             // A driver that resets its function with the device lock held while it probes.
-            return;
+            return None;
         }
         // SAFETY: The caller vouches for a valid device, and for its lock, with which it is in the
         // core context.
@@ -470,7 +591,7 @@ impl<T: ResetHandlers + SleepHandlers + ShutdownHandler + FollowsProcessors> Ada
         // All of that is done under the device lock, which the caller holds until this has returned:
         // the data stays, and no other thread has borrowed it.
         let data = unsafe { pdev.as_ref().drvdata_borrow::<T::Data<'_>>() };
-        callback(pdev, data);
+        Some(callback(pdev, data))
     }
 }
 
@@ -734,6 +855,38 @@ mod tests {
         assert!(waited);
         assert!(ConfigLock::try_new(function.device()).is_none());
         Ok(())
+    }
+
+    #[test]
+    fn what_is_restored_is_what_was_saved_but_for_the_bus() -> Result {
+        let function = Function::new()?;
+        let memory_and_bus = (bindings::PCI_COMMAND_MEMORY | bindings::PCI_COMMAND_MASTER) as u16;
+        function.registers.command.set(memory_and_bus);
+        let config = ConfigLock::new(function.device());
+        config.save()?;
+        // As a reset of the bus leaves it.
+        function.registers.command.set(0);
+        config.restore();
+        drop(config);
+        assert_eq!(
+            function.registers.command.get(),
+            bindings::PCI_COMMAND_MEMORY as u16
+        );
+        assert_eq!(function.registers.stray_writes.get(), 0);
+        Ok(())
+    }
+
+    #[test]
+    fn a_state_that_is_not_known_is_the_end_of_a_channel() {
+        for (state, channel) in [
+            (bindings::pci_channel_io_normal, Channel::Normal),
+            (bindings::pci_channel_io_frozen, Channel::Frozen),
+            (bindings::pci_channel_io_perm_failure, Channel::PermFailure),
+            (0, Channel::PermFailure),
+            (77, Channel::PermFailure),
+        ] {
+            assert_eq!(Channel::from_raw(state), channel);
+        }
     }
 
     #[test]

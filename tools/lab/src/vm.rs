@@ -12,7 +12,7 @@ use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use anyhow::{anyhow, bail, Context, Result};
+use anyhow::{anyhow, bail, ensure, Context, Result};
 
 use crate::klog;
 use crate::process::{check_interrupted, lock, wait_until, Daemon};
@@ -279,7 +279,9 @@ impl Vm {
         }
         for (number, socket) in config.devices.iter().enumerate() {
             let chassis = number + 1;
-            let port = format!("pcie-root-port,id=rp{number},bus=pcie.0,chassis={chassis}");
+            // A link of that speed says when it is there again after a reset of the bus; a faster one has to say more.
+            let port =
+                format!("pcie-root-port,id=rp{number},bus=pcie.0,chassis={chassis},x-speed=5");
             qemu.arg("-device").arg(port);
             let device = serde_json::json!({
                 "driver": "vfio-user-pci",
@@ -456,6 +458,13 @@ impl Vm {
             bail!("QEMU refuses {command}: {answer}");
         }
         Ok(answer["return"].take())
+    }
+
+    /// Has the port above its first device report an error of the bus (AER), by the name that QEMU has for it.
+    pub fn bus_error(&self, error: &str) -> Result<()> {
+        let said = self.monitor(&format!("pcie_aer_inject_error rp0 {error}"))?;
+        ensure!(said.starts_with("OK"), "QEMU reports no error: {said}");
+        Ok(())
     }
 
     /// Has a guest that switches its machine off leave it as it is then, and its devices, to be looked at.

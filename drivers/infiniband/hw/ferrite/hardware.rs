@@ -136,6 +136,10 @@ const OTHERS_RESET_POLL: Delta = Delta::from_millis(1);
 const OTHERS_RESET_TIMEOUT: Delta =
     Delta::from_nanos(3 * MOST_RESET_TIMEOUT.as_nanos() + 120_000_000_000);
 
+/// For how many milliseconds a bus may be frozen: longer than the PCI core waits for a function after a reset of the
+/// bus. It says when it gives up, but not all kernels do.
+const FROZEN: u64 = 75_000;
+
 /// Something about the device as a whole that its consumers are told of, as bits of a word.
 pub(crate) mod device_event {
     /// It failed.
@@ -165,6 +169,8 @@ pub(crate) enum Cause {
     Sleep,
     /// The machine ends, or starts another kernel: there is no life after that.
     Shutdown,
+    /// The bus lost something on the way.
+    BusError,
 }
 
 impl Cause {
@@ -181,6 +187,7 @@ impl Cause {
             Self::Renewal => 5,
             Self::Sleep => 6,
             Self::Shutdown => 7,
+            Self::BusError => 8,
         }
     }
 
@@ -195,6 +202,7 @@ impl Cause {
             5 => Self::Renewal,
             6 => Self::Sleep,
             7 => Self::Shutdown,
+            8 => Self::BusError,
             _ => Self::Stopped(FatalCode::from_number(number as u8)),
         })
     }
@@ -210,6 +218,7 @@ impl Cause {
             Self::Renewal => c"the device was to begin anew, and did not",
             Self::Sleep => c"the machine slept",
             Self::Shutdown => c"the machine shuts down",
+            Self::BusError => c"there was an error of the bus",
         }
     }
 }
@@ -289,6 +298,8 @@ pub(crate) struct Hardware {
     /// How full its tables are, once there are such, and how it interrupts: for who looks after a failure.
     pub(crate) tables: SetOnce<Tables>,
     pub(crate) arrangement: SetOnce<Arrangement>,
+    /// Until when the bus is frozen, in milliseconds of [`Recovery::now`]; zero where it is not.
+    frozen_until: Atomic<u64>,
     /// What the device may still do to host memory.
     pub(crate) reach: Arc<DeviceReach>,
     /// Changes that when the device failed.
@@ -347,6 +358,7 @@ impl Hardware {
             event_counts: EventCounts::new(),
             tables: SetOnce::new(),
             arrangement: SetOnce::new(),
+            frozen_until: Atomic::new(0),
             reach: reach.clone(),
             stopper <- Stopper::new(reach),
             failure <- new_work!("ferrite_failure"),
@@ -438,7 +450,9 @@ impl Hardware {
             ),
             _ => dev_err!(self.pdev, "device failed, its users are told to let go\n"),
         }
-        self.registers.request_reset();
+        if !self.is_frozen() {
+            self.registers.request_reset();
+        }
         self.tell_carrier();
         self.sink.raise(device_event::FATAL);
         // It was never queued before: this is the first failure.
@@ -519,13 +533,16 @@ impl Hardware {
         self.explain(stopped);
     }
 
-    /// Gets hold of the device to stop it, unless somebody else resets it.
+    /// Gets hold of the device to stop it, unless somebody else resets it, or the bus is frozen.
     ///
     /// Somebody else's reset makes registers read as if the device were gone, and gives it the bus back
     /// that was taken from it: it is over before ours begins, or begins afterwards. It is not waited for
     /// where it stops the device at its beginning, and not for ever: who takes memory back here may be
     /// waited for by it.
     fn claim(&self) -> Option<Stopping<'_>> {
+        if self.is_frozen() {
+            return None;
+        }
         let config = ConfigLock::try_new(&self.pdev)?;
         // The interrupt cannot, as long as config space is locked: a device that hangs may hold its line.
         config.enable_pin(false);
@@ -594,6 +611,39 @@ impl Hardware {
     /// Gives the device up for good, as the machine shuts down.
     pub(crate) fn fail_for_shutdown(self: &Arc<Self>) {
         self.fail_for(Cause::Shutdown);
+    }
+
+    /// Gives the device up, as an error of the bus was found.
+    pub(crate) fn fail_for_bus_error(self: &Arc<Self>) {
+        if !self.is_dead() {
+            dev_err!(self.pdev, "there was an error of the bus\n");
+        }
+        self.fail_for(Cause::BusError);
+    }
+
+    /// The same of a bus that is frozen by that.
+    pub(crate) fn fail_for_frozen_bus(self: &Arc<Self>) {
+        self.freeze(true);
+        self.fail_for_bus_error();
+    }
+
+    /// The bus is frozen, or not any more. Nobody reads or writes registers while it is: what comes back is nothing that
+    /// the device said, and the bus is being reset, or held apart from the machine. Who has the device to stop waits.
+    pub(crate) fn freeze(&self, frozen: bool) {
+        let until = if frozen {
+            self.recovery.now() + FROZEN
+        } else {
+            0
+        };
+        self.frozen_until.store(until, Relaxed);
+    }
+
+    /// Whether it is.
+    fn is_frozen(&self) -> bool {
+        match self.frozen_until.load(Relaxed) {
+            0 => false,
+            until => self.recovery.now() < until,
+        }
     }
 
     /// Whether anybody has a queue pair, but for that of management, which the core has for as long as there is the
@@ -950,6 +1000,7 @@ mod tests {
             Cause::Renewal,
             Cause::Sleep,
             Cause::Shutdown,
+            Cause::BusError,
         ] {
             assert_eq!(Cause::from_number(cause.number()), Some(cause));
         }

@@ -31,8 +31,10 @@ use crate::{
         cpu_hotplug::State,
         pci as pci_ext,
         pci::{
+            Channel,
             Config,
             ConfigLock,
+            ErrorHandlers,
             FollowsProcessors,
             ResetHandlers,
             ShutdownHandler,
@@ -127,6 +129,8 @@ impl Noted {
         hw: &Arc<Hardware>,
     ) -> Result<Self> {
         let config = ConfigLock::new(pdev);
+        // For who recovers from errors of the bus: of the function's own resets each has saved it anew.
+        config.save()?;
         recovery.set_current(hw)?;
         config.set_master();
         Ok(Self {
@@ -410,6 +414,27 @@ impl ResetHandlers for FerriteDriver {
     }
 
     fn reset_done<'bound>(_pdev: &'bound pci::Device<Core<'_>>, this: Pin<&Self::Data<'bound>>) {
+        this.recovery.release();
+    }
+}
+
+impl ErrorHandlers for FerriteDriver {
+    fn error_detected<'bound>(
+        _pdev: &'bound pci::Device<Core<'_>>,
+        this: Pin<&Self::Data<'bound>>,
+        channel: Channel,
+    ) {
+        this.recovery.bus_failed(channel);
+    }
+
+    fn slot_reset<'bound>(
+        _pdev: &'bound pci::Device<Core<'_>>,
+        this: Pin<&Self::Data<'bound>>,
+    ) -> Result {
+        this.recovery.bus_was_reset()
+    }
+
+    fn resume<'bound>(_pdev: &'bound pci::Device<Core<'_>>, this: Pin<&Self::Data<'bound>>) {
         this.recovery.release();
     }
 }

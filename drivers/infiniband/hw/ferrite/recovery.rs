@@ -74,6 +74,7 @@ use crate::{
         memory,
         pci as pci_ext,
         pci::{
+            Channel,
             Config,
             ConfigLock, //
         },
@@ -395,6 +396,8 @@ impl Recovery {
 
     /// Ends the present life, and sees to it that there is no other. Sleeps.
     pub(crate) fn close(self: &Arc<Self>) {
+        // Who unbinds has the device lock, without which nobody resets the bus: he need not wait for that.
+        self.thaw();
         // Who asked for an attempt has devlink locked: he goes first.
         self.exchange.lock().closed = true;
         self.answered.notify_all();
@@ -461,7 +464,8 @@ impl Recovery {
         self.work.queue_after(self, msecs_to_jiffies(wait));
     }
 
-    fn now(&self) -> u64 {
+    /// Milliseconds since the driver was bound.
+    pub(crate) fn now(&self) -> u64 {
         self.epoch.elapsed().as_millis() as u64
     }
 
@@ -544,16 +548,63 @@ impl Recovery {
         }
     }
 
-    fn hold_for(&self, config: &Config<'_>, fail: fn(&Arc<Hardware>)) -> Option<Arc<Hardware>> {
-        let hw = {
-            let mut current = self.current.lock();
-            current.hold(true);
-            if let Some(hw) = &current.hw {
-                // With the lock held, so that it queues nothing that who parts with it does not wait for.
-                fail(hw);
+    /// An error of the bus was found, of which `channel` is left. The device is given up: what was on the way to it or
+    /// from it may be lost. Sleeps.
+    pub(crate) fn bus_failed(&self, channel: Channel) {
+        match channel {
+            Channel::Normal => self.stop_for(Hardware::fail_for_bus_error),
+            // Neither registers nor config space are touched.
+            Channel::Frozen => drop(self.fail_and_hold(Hardware::fail_for_frozen_bus)),
+            Channel::PermFailure => {
+                dev_err!(
+                    self.pdev,
+                    "the bus does not recover: the device stays failed until it is reset, or bound anew\n"
+                );
+                drop(self.fail_and_hold(Hardware::fail_for_bus_error));
+                self.thaw();
             }
-            current.hw.clone()
-        };
+        }
+    }
+
+    /// The bus was reset after such an error, and can be reached. The device is stopped, as it may not have failed before,
+    /// and has no right to the bus. Sleeps.
+    pub(crate) fn bus_was_reset(&self) -> Result {
+        {
+            let config = ConfigLock::new(&self.pdev);
+            config.restore();
+            self.thaw();
+            // Somebody else may have let it go meanwhile.
+            self.hold_for(&config, Hardware::fail_for_bus_error);
+        }
+        self.registers.presence().inspect_err(|error| {
+            dev_err!(
+                self.pdev,
+                "no device after a reset of the bus: {:?}\n",
+                error
+            )
+        })
+    }
+
+    /// The bus is not frozen, or not any more.
+    fn thaw(&self) {
+        if let Some(hw) = &self.current.lock().hw {
+            hw.freeze(false);
+        }
+    }
+
+    /// The function is held; its device, if it has one, is given up by `fail`, and is what this gives.
+    fn fail_and_hold(&self, fail: fn(&Arc<Hardware>)) -> Option<Arc<Hardware>> {
+        let mut current = self.current.lock();
+        current.hold(true);
+        if let Some(hw) = &current.hw {
+            // With the lock held, so that it queues nothing that who parts with it does not wait for.
+            fail(hw);
+        }
+        current.hw.clone()
+    }
+
+    fn hold_for(&self, config: &Config<'_>, fail: fn(&Arc<Hardware>)) -> Option<Arc<Hardware>> {
+        let hw = self.fail_and_hold(fail);
         if let Some(hw) = &hw {
             hw.stop_for_reset(config);
         }

@@ -79,8 +79,13 @@ pub const LONG: &[VmTest] = &[
     ),
 ];
 
-/// On the stock kernel: the locks of the kernel's NVMe target are not as lockdep wants them.
+/// On the stock kernel: the locks of the kernel's NVMe target are not as lockdep wants them, and the test kernel handles
+/// no errors of the bus.
 pub const STOCK: &[VmTest] = &[
+    VmTest::new(
+        "an error of the bus under a program, fatal or not, and the device comes back",
+        comes_back_after_bus_errors,
+    ),
     VmTest::new(
         "an NVMe initiator and a target find a device again that came back",
         nvme_returns,
@@ -915,6 +920,37 @@ fn comes_back_after_reset(cluster: &Cluster) -> Result<()> {
         ensure!(
             said["last failure"] == "the function was reset by others",
             "{said}"
+        );
+    }
+    none_pinned_since(one, before)?;
+    nothing_left(one)?;
+    still_works(cluster)
+}
+
+/// Errors of the bus by the names that QEMU has for them: a completion that did not come, which leaves the link as it is,
+/// and a data link protocol error, which is fatal.
+const BUS_ERRORS: [&str; 2] = ["COMP_TIME", "DLP"];
+
+fn comes_back_after_bus_errors(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    bind_anew(one)?;
+    let before = pinned(one)?;
+    for error in BUS_ERRORS {
+        let count = lives(one)?;
+        one.sh("dmesg -C")?;
+        let program = program_in_the_middle(one)?;
+        one.bus_error(error)?;
+        ended_well(one, program)?;
+        wait_back(one, count)?;
+        let said = diagnose(one)?;
+        ensure!(
+            said["last failure"] == "there was an error of the bus",
+            "{error}: {said}"
+        );
+        let said = one.sh("dmesg")?;
+        ensure!(
+            said.contains("device recovery successful") && !said.contains("cannot be stopped"),
+            "{error}:\n{said}"
         );
     }
     none_pinned_since(one, before)?;
