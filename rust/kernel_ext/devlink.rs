@@ -190,8 +190,25 @@ pub struct Standing {
 /// `fmsg` is valid, and nobody writes to it but who has an [`Object`] or a [`List`] of this.
 struct Message {
     fmsg: NonNull<bindings::devlink_fmsg>,
-    /// The first thing that went wrong here.
-    result: Cell<Result>,
+    result: FirstError,
+}
+
+/// The first thing that went wrong, if anything did.
+struct FirstError(Cell<Result>);
+
+impl FirstError {
+    const fn new() -> Self {
+        Self(Cell::new(Ok(())))
+    }
+
+    /// Notes what went wrong, unless something did before.
+    fn note(&self, error: Error) {
+        self.0.set(self.0.get().and(Err(error)));
+    }
+
+    fn get(&self) -> Result {
+        self.0.get()
+    }
 }
 
 impl Message {
@@ -207,15 +224,10 @@ impl Message {
         // INVARIANT: The caller vouches for it until this returns, when this value is gone.
         let message = Self {
             fmsg: NonNull::new(fmsg).ok_or(EINVAL)?,
-            result: Cell::new(Ok(())),
+            result: FirstError::new(),
         };
         write(&mut Object(&message))?;
         message.result.get()
-    }
-
-    /// Notes what went wrong, unless something did before.
-    fn fail(&self, error: Error) {
-        self.result.set(self.result.get().and(Err(error)));
     }
 }
 
@@ -262,7 +274,7 @@ impl Object<'_> {
             Ok(value) => unsafe {
                 bindings::devlink_fmsg_string_pair_put(fmsg, name.as_char_ptr(), value)
             },
-            Err(error) => self.0.fail(error),
+            Err(error) => self.0.result.note(error),
         }
     }
 
@@ -270,20 +282,8 @@ impl Object<'_> {
     pub fn formatted(&mut self, name: &CStr, value: fmt::Arguments<'_>) {
         match CString::try_from_fmt(value) {
             Ok(value) => self.text(name, &value),
-            Err(error) => self.0.fail(error),
+            Err(error) => self.0.result.note(error),
         }
-    }
-
-    /// Adds bytes as they are.
-    pub fn binary(&mut self, name: &CStr, value: &[u8]) {
-        let fmsg = self.0.fmsg.as_ptr();
-        let Ok(length) = u32::try_from(value.len()) else {
-            return self.0.fail(EMSGSIZE);
-        };
-        let bytes = value.as_ptr().cast();
-        // SAFETY: The message is ours by its type invariant; the name is copied, and so are as many bytes as there
-        // are in the slice.
-        unsafe { bindings::devlink_fmsg_binary_pair_put(fmsg, name.as_char_ptr(), bytes, length) }
     }
 
     /// Adds an object, which `fill` fills.
@@ -313,22 +313,6 @@ impl Object<'_> {
 pub struct List<'a>(&'a Message);
 
 impl List<'_> {
-    /// Adds a number.
-    pub fn number(&mut self, value: u32) {
-        // SAFETY: The message is ours by its type invariant.
-        unsafe { bindings::devlink_fmsg_u32_put(self.0.fmsg.as_ptr(), value) }
-    }
-
-    /// Adds a text.
-    pub fn text(&mut self, value: &CStr) {
-        let fmsg = self.0.fmsg.as_ptr();
-        match short_text(value) {
-            // SAFETY: The message is ours by its type invariant; the text is copied.
-            Ok(value) => unsafe { bindings::devlink_fmsg_string_put(fmsg, value) },
-            Err(error) => self.0.fail(error),
-        }
-    }
-
     /// Adds an object, which `fill` fills.
     pub fn object<R>(&mut self, fill: impl FnOnce(&mut Object<'_>) -> R) -> R {
         in_object(self.0, fill)
@@ -739,14 +723,10 @@ mod tests {
 
     #[test]
     fn the_first_thing_that_goes_wrong_is_what_is_told() {
-        // Nothing is written to it.
-        let message = Message {
-            fmsg: NonNull::dangling(),
-            result: Cell::new(Ok(())),
-        };
-        assert_eq!(message.result.get(), Ok(()));
-        message.fail(EMSGSIZE);
-        message.fail(ENOMEM);
-        assert_eq!(message.result.get(), Err(EMSGSIZE));
+        let result = FirstError::new();
+        assert_eq!(result.get(), Ok(()));
+        result.note(EMSGSIZE);
+        result.note(ENOMEM);
+        assert_eq!(result.get(), Err(EMSGSIZE));
     }
 }

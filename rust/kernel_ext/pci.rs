@@ -179,24 +179,9 @@ impl<'a, Ctx: DeviceContext> ConfigLock<'a, Ctx> {
     /// for those whom memory management waits for.
     pub fn reset_function(&self) -> Result {
         let pdev = as_raw(self.config.pdev);
-        // SAFETY: A reference to a device keeps it valid.
-        if !unsafe { bindings::pci_device_is_present(pdev) } {
-            // There is nothing to save.
-            return Err(ENODEV);
-        }
         // What an earlier reset has saved is saved anew.
         self.saved.set(false);
-        // SAFETY: `pdev` is that of a `pci::Device`, to which `self` has a reference: the device is valid. Its
-        // config space is locked by this value (type invariant), so that nobody else saves or restores it.
-        to_result(unsafe { bindings::pci_save_state(pdev) })?;
-        // SAFETY: A reference to a device keeps it valid. Config space was saved just now, and by the type
-        // invariant nobody else saves it meanwhile.
-        let command =
-            unsafe { (*pdev).saved_config_space[(bindings::PCI_COMMAND / DWORD) as usize] };
-        if command == u32::MAX {
-            // The function answers no more, and this is nothing to restore.
-            return Err(ENODEV);
-        }
+        self.save()?;
         // INVARIANT: It was saved just now.
         self.saved.set(true);
         // SAFETY: A reference to a device keeps it valid. By the type invariant nobody else resets it
@@ -205,11 +190,25 @@ impl<'a, Ctx: DeviceContext> ConfigLock<'a, Ctx> {
         self.restore_bars()
     }
 
-    /// Saves config space as it is now, for [`Self::restore`]. Does not sleep.
+    /// Saves config space as it is now, for [`Self::restore`]. `ENODEV` where the function does not answer, or was reset
+    /// by others who have not restored it yet: it decodes no memory then. What was saved before stays.
     pub fn save(&self) -> Result {
-        // SAFETY: A reference to a device keeps it valid. Its config space is locked by this value (type invariant), so
-        // that nobody else saves or restores it.
-        to_result(unsafe { bindings::pci_save_state(as_raw(self.config.pdev)) })
+        let pdev = as_raw(self.config.pdev);
+        // SAFETY: A reference to a device keeps it valid.
+        if !unsafe { bindings::pci_device_is_present(pdev) } {
+            return Err(ENODEV);
+        }
+        let mut command = 0;
+        // SAFETY: A reference to a device keeps it valid, and the value is a local.
+        unsafe {
+            bindings::pci_read_config_word(pdev, bindings::PCI_COMMAND as i32, &raw mut command)
+        };
+        if command == u16::MAX || u32::from(command) & bindings::PCI_COMMAND_MEMORY == 0 {
+            return Err(ENODEV);
+        }
+        // SAFETY: `pdev` is that of a `pci::Device`, to which `self` has a reference: the device is valid. Its
+        // config space is locked by this value (type invariant), so that nobody else saves or restores it.
+        to_result(unsafe { bindings::pci_save_state(pdev) })
     }
 
     /// Gives the function what it had when config space was last saved, the bus master bit excepted, after others reset
@@ -864,8 +863,11 @@ mod tests {
         function.registers.command.set(memory_and_bus);
         let config = ConfigLock::new(function.device());
         config.save()?;
-        // As a reset of the bus leaves it.
-        function.registers.command.set(0);
+        // As a reset of the bus leaves it, and as it reads where it cannot be reached.
+        for lost in [u16::MAX, 0] {
+            function.registers.command.set(lost);
+            assert_eq!(config.save(), Err(ENODEV));
+        }
         config.restore();
         drop(config);
         assert_eq!(

@@ -48,8 +48,8 @@ const ENTRIES: usize = 64;
 /// What became of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// The life of that number began.
-    Began(u32),
+    /// The life of that number begins.
+    Begins(u32),
     /// None did, by that error.
     NotBegun(Error),
     /// It was given up.
@@ -152,7 +152,7 @@ impl Happening {
             Self::Refused { opcode, status } => [1, pair(opcode.into(), status)],
             Self::Change(change) => {
                 let (what, detail) = match change {
-                    Change::Began(life) => (2, life),
+                    Change::Begins(life) => (2, life),
                     Change::NotBegun(error) => (3, error.to_errno().unsigned_abs()),
                     Change::Failed(cause) => (4, cause.number()),
                     Change::Stopped => (5, 0),
@@ -183,7 +183,7 @@ impl Happening {
                     status: detail,
                 })
             }
-            2 => Change::Began(detail),
+            2 => Change::Begins(detail),
             3 => Change::NotBegun(Error::from_errno(-(detail as i32))),
             4 => Change::Failed(Cause::from_number(detail)?),
             5 => Change::Stopped,
@@ -242,7 +242,7 @@ impl fmt::Display for Happening {
                 }
             }
             Self::Change(change) => match change {
-                Change::Began(life) => write!(f, "life {life} began"),
+                Change::Begins(life) => write!(f, "life {life} begins"),
                 Change::NotBegun(error) => {
                     write!(f, "no life began: error {}", -error.to_errno())
                 }
@@ -500,7 +500,7 @@ mod tests {
     #[test]
     fn what_happened_is_said_as_it_was_noted() -> Result {
         for (what, expected) in [
-            (Happening::Change(Change::Began(3)), c"life 3 began"),
+            (Happening::Change(Change::Begins(3)), c"life 3 begins"),
             (
                 Happening::Change(Change::NotBegun(EIO)),
                 c"no life began: error 5",
@@ -668,7 +668,7 @@ mod tests {
     #[test]
     fn no_event_of_a_user_drives_out_one_of_the_device() -> Result {
         let log = EventLog::new()?;
-        log.change(Change::Began(1));
+        log.change(Change::Begins(1));
         log.event(&event(EventCode::DeviceFatal, 0, 7, 0), 1);
         for number in 0..2 * ENTRIES as u32 {
             log.event(&event(EventCode::SrqLimit, number, 0, 0), 1);
@@ -679,7 +679,7 @@ mod tests {
         assert_eq!(last.len(), ENTRIES + 3);
         let is_event = |what: &Happening, wanted: EventCode| matches!(what, Happening::Event { code, .. } if *code == wanted.number());
         // In the order in which they were noted.
-        assert_eq!(last[0].1, Happening::Change(Change::Began(1)));
+        assert_eq!(last[0].1, Happening::Change(Change::Begins(1)));
         assert!(is_event(&last[1].1, EventCode::DeviceFatal));
         assert!(is_event(&last[2].1, EventCode::SrqLimit));
         assert!(matches!(

@@ -207,6 +207,11 @@ impl Cause {
         })
     }
 
+    /// Whether somebody wanted it, who knows of it.
+    pub(crate) const fn is_wanted(self) -> bool {
+        matches!(self, Self::Renewal | Self::Sleep | Self::Shutdown)
+    }
+
     /// For people.
     pub(crate) fn text(self) -> &'static CStr {
         match self {
@@ -679,7 +684,19 @@ impl Hardware {
         if self.cqp.kill() {
             self.log().change(Change::Ended);
         }
+        let stopped = self.is_stopped();
         self.stop_by_all_means();
+        if !stopped {
+            self.log_reach();
+        }
+    }
+
+    /// Notes what became of it.
+    fn log_reach(&self) {
+        self.log().change(match self.reach.get() {
+            Reach::Unstoppable => Change::Unstoppable,
+            Reach::Working | Reach::Stopped => Change::Stopped,
+        });
     }
 
     /// Sees to it that nothing of this runs any more. To be called when nobody gives it commands, raises its
@@ -942,10 +959,7 @@ impl WorkItem for Hardware {
 
     fn run(this: Arc<Self>) {
         this.stop_by_all_means();
-        this.log().change(match this.reach.get() {
-            Reach::Unstoppable => Change::Unstoppable,
-            Reach::Working | Reach::Stopped => Change::Stopped,
-        });
+        this.log_reach();
         this.notify_all();
     }
 }

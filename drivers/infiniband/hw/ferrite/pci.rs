@@ -129,8 +129,6 @@ impl Noted {
         hw: &Arc<Hardware>,
     ) -> Result<Self> {
         let config = ConfigLock::new(pdev);
-        // For who recovers from errors of the bus: of the function's own resets each has saved it anew.
-        config.save()?;
         recovery.set_current(hw)?;
         config.set_master();
         Ok(Self {
@@ -384,6 +382,8 @@ impl pci::Driver for FerriteDriver {
         // SAFETY: Nothing maps memory for this device yet.
         unsafe { pdev.dma_set_max_seg_size(MAX_SEGMENT) };
         let registers = Registers::map(pdev)?;
+        // For who recovers from errors of the bus. It answered just now, and nobody resets it without the device lock.
+        ConfigLock::new(pdev).save()?;
         let bound = BoundDevice {
             recovery: Recovery::new(pdev, registers)?,
         };
@@ -414,7 +414,7 @@ impl ResetHandlers for FerriteDriver {
     }
 
     fn reset_done<'bound>(_pdev: &'bound pci::Device<Core<'_>>, this: Pin<&Self::Data<'bound>>) {
-        this.recovery.release();
+        this.recovery.was_reset();
     }
 }
 
@@ -435,7 +435,7 @@ impl ErrorHandlers for FerriteDriver {
     }
 
     fn resume<'bound>(_pdev: &'bound pci::Device<Core<'_>>, this: Pin<&Self::Data<'bound>>) {
-        this.recovery.release();
+        this.recovery.bus_works();
     }
 }
 

@@ -139,6 +139,8 @@ const LET_GO: Refusal = Refusal::new(ENODEV, c"the driver lets go of the device"
 
 const SHUT_DOWN: Refusal = Refusal::new(EBUSY, c"the machine shuts down");
 
+const NO_BUS: Refusal = Refusal::new(ENODEV, c"the bus did not recover: reset the function first");
+
 /// What is kept from one life to the next.
 pub(crate) struct Kept {
     doorbells: Option<Arc<Doorbells>>,
@@ -188,11 +190,30 @@ struct Lives {
     kept: Kept,
 }
 
-/// Who is to be told of resets by others, of sleep and of shutdown.
+/// Why a function is held. What one begins another one may begin before it is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Holder {
+    /// Somebody else is about to reset it, or does.
+    Reset,
+    /// The PCI core recovers from an error of the bus.
+    Bus,
+    /// The machine is about to sleep, or does.
+    Sleep,
+}
+
+impl Holder {
+    const fn bit(self) -> u8 {
+        1 << self as u8
+    }
+}
+
+/// Who is to be told of resets by others, of errors of the bus, of sleep and of shutdown.
 struct Current {
     hw: Option<Arc<Hardware>>,
-    /// Somebody else is about to reset the function, or does; or the machine is about to sleep, or to shut down.
-    held: bool,
+    /// A bit for each [`Holder`] for whom it is held.
+    holders: u8,
+    /// The PCI core has given the bus up, of which it was held since: until somebody resets the function.
+    bus_gone: bool,
     /// The machine shuts down: it is held for good.
     shut_down: bool,
     /// How often it was held or let go.
@@ -207,7 +228,8 @@ impl Current {
     const fn new() -> Self {
         Self {
             hw: None,
-            held: false,
+            holders: 0,
+            bus_gone: false,
             shut_down: false,
             changes: 0,
             noted: 0,
@@ -215,10 +237,32 @@ impl Current {
         }
     }
 
-    /// The function is held, or that is over.
-    fn hold(&mut self, held: bool) {
-        self.held = held || self.shut_down;
+    /// The function is held for this, or that is over.
+    fn hold(&mut self, holder: Holder, held: bool) {
+        if held {
+            self.holders |= holder.bit();
+        } else {
+            self.holders &= !holder.bit();
+        }
         self.changes = self.changes.wrapping_add(1);
+    }
+
+    /// Whether it is held for this.
+    fn is_held_for(&self, holder: Holder) -> bool {
+        self.holders & holder.bit() != 0
+    }
+
+    /// Whether it is held.
+    fn is_held(&self) -> bool {
+        self.holders != 0 || self.shut_down
+    }
+
+    /// Somebody has reset the function: where the bus was given up it works again, as far as is known.
+    fn was_reset(&mut self) {
+        self.hold(Holder::Reset, false);
+        if core::mem::take(&mut self.bus_gone) {
+            self.hold(Holder::Bus, false);
+        }
     }
 
     /// An attempt begins.
@@ -229,15 +273,17 @@ impl Current {
     /// Whether the function is held, or was since the attempt began: what was read meanwhile may be neither what
     /// was before nor what is now.
     fn is_interrupted(&self) -> bool {
-        self.held || self.changes != self.noted
+        self.is_held() || self.changes != self.noted
     }
 
     /// Why no life can begin now, if that is so.
     fn hindrance(&self) -> Option<(Outcome, Refusal)> {
         if self.shut_down {
             Some((Outcome::Over(End::Shutdown), SHUT_DOWN))
+        } else if self.bus_gone {
+            Some((Outcome::Interrupted, NO_BUS))
         } else {
-            self.held.then_some((Outcome::Interrupted, HELD))
+            self.is_held().then_some((Outcome::Interrupted, HELD))
         }
     }
 
@@ -246,7 +292,7 @@ impl Current {
         if self.shut_down {
             Outcome::Over(End::Shutdown)
         } else if self.unstoppable {
-            // First, as it is not tried again.
+            // First, as it uses up its attempts, whoever resets it meanwhile.
             Outcome::Unstoppable
         } else if self.is_interrupted() {
             Outcome::Interrupted
@@ -478,6 +524,9 @@ impl Recovery {
         }
         let old = current.hw.replace(hw.clone());
         drop(current);
+        // Before it does anything.
+        let begun = self.counts.lock().lives;
+        self.log.change(Change::Begins(begun.saturating_add(1)));
         self.show(Some(hw));
         // Not with the lock held: it may be the last reference.
         drop(old);
@@ -507,21 +556,24 @@ impl Recovery {
 
     /// Somebody else is about to reset the function, with its config space locked. Sleeps.
     pub(crate) fn hold(&self, config: &Config<'_>) {
-        drop(self.hold_for(config, Hardware::fail_for_reset));
+        drop(self.hold_for(Holder::Reset, config, Hardware::fail_for_reset));
     }
 
     /// The machine is about to sleep. Until it is [awake](Self::wake_up) the function may be without power, and when it
     /// is back its config space is what it is now, before anybody here can say anything: the device has stopped by
     /// then, and has no right to the bus. Sleeps.
     pub(crate) fn sleep(&self) {
-        self.stop_for(Hardware::fail_for_sleep);
+        self.stop_for(Holder::Sleep, Hardware::fail_for_sleep);
     }
 
-    /// Gives the device up by `fail`, stops it, and takes the bus from it. Sleeps.
-    fn stop_for(&self, fail: fn(&Arc<Hardware>)) {
+    /// Holds the function, gives its device up by `fail`, stops it, and takes the bus from it. For who has the device
+    /// lock. Sleeps.
+    fn stop_for(&self, holder: Holder, fail: fn(&Arc<Hardware>)) {
+        // As where the driver is unbound: the bus is not reset meanwhile.
+        self.thaw();
         let hw = {
             let config = ConfigLock::new(&self.pdev);
-            let hw = self.hold_for(&config, fail);
+            let hw = self.hold_for(holder, &config, fail);
             config.clear_master();
             hw
         };
@@ -537,14 +589,15 @@ impl Recovery {
     pub(crate) fn shut_down(&self) {
         // Whoever resets the function after this lets nothing begin again by that.
         self.current.lock().shut_down = true;
-        self.stop_for(Hardware::fail_for_shutdown);
+        self.stop_for(Holder::Sleep, Hardware::fail_for_shutdown);
     }
 
     /// The machine is awake, or did not sleep.
     pub(crate) fn wake_up(self: &Arc<Self>) {
         // It may be told without having been asked to sleep.
-        if self.current.lock().held {
-            self.release();
+        let held = self.current.lock().is_held_for(Holder::Sleep);
+        if held {
+            self.release(Holder::Sleep);
         }
     }
 
@@ -552,15 +605,19 @@ impl Recovery {
     /// from it may be lost. Sleeps.
     pub(crate) fn bus_failed(&self, channel: Channel) {
         match channel {
-            Channel::Normal => self.stop_for(Hardware::fail_for_bus_error),
+            Channel::Normal => self.stop_for(Holder::Bus, Hardware::fail_for_bus_error),
             // Neither registers nor config space are touched.
-            Channel::Frozen => drop(self.fail_and_hold(Hardware::fail_for_frozen_bus)),
+            Channel::Frozen => {
+                drop(self.fail_and_hold(Holder::Bus, Hardware::fail_for_frozen_bus));
+            }
             Channel::PermFailure => {
+                self.log.change(Change::LeftAlone);
                 dev_err!(
                     self.pdev,
                     "the bus does not recover: the device stays failed until it is reset, or bound anew\n"
                 );
-                drop(self.fail_and_hold(Hardware::fail_for_bus_error));
+                drop(self.fail_and_hold(Holder::Bus, Hardware::fail_for_bus_error));
+                self.current.lock().bus_gone = true;
                 self.thaw();
             }
         }
@@ -573,8 +630,8 @@ impl Recovery {
             let config = ConfigLock::new(&self.pdev);
             config.restore();
             self.thaw();
-            // Somebody else may have let it go meanwhile.
-            self.hold_for(&config, Hardware::fail_for_bus_error);
+            // A driver that was bound meanwhile was not told of the error.
+            self.hold_for(Holder::Bus, &config, Hardware::fail_for_bus_error);
         }
         self.registers.presence().inspect_err(|error| {
             dev_err!(
@@ -593,9 +650,9 @@ impl Recovery {
     }
 
     /// The function is held; its device, if it has one, is given up by `fail`, and is what this gives.
-    fn fail_and_hold(&self, fail: fn(&Arc<Hardware>)) -> Option<Arc<Hardware>> {
+    fn fail_and_hold(&self, holder: Holder, fail: fn(&Arc<Hardware>)) -> Option<Arc<Hardware>> {
         let mut current = self.current.lock();
-        current.hold(true);
+        current.hold(holder, true);
         if let Some(hw) = &current.hw {
             // With the lock held, so that it queues nothing that who parts with it does not wait for.
             fail(hw);
@@ -603,32 +660,48 @@ impl Recovery {
         current.hw.clone()
     }
 
-    fn hold_for(&self, config: &Config<'_>, fail: fn(&Arc<Hardware>)) -> Option<Arc<Hardware>> {
-        let hw = self.fail_and_hold(fail);
+    fn hold_for(
+        &self,
+        holder: Holder,
+        config: &Config<'_>,
+        fail: fn(&Arc<Hardware>),
+    ) -> Option<Arc<Hardware>> {
+        let hw = self.fail_and_hold(holder, fail);
         if let Some(hw) = &hw {
             hw.stop_for_reset(config);
         }
         hw
     }
 
+    /// Somebody else has reset the function, or tried to.
+    pub(crate) fn was_reset(self: &Arc<Self>) {
+        self.current.lock().was_reset();
+        self.wake();
+    }
+
+    /// The PCI core has recovered from an error of the bus.
+    pub(crate) fn bus_works(self: &Arc<Self>) {
+        self.release(Holder::Bus);
+    }
+
     /// That is over.
-    pub(crate) fn release(self: &Arc<Self>) {
-        self.current.lock().hold(false);
+    fn release(self: &Arc<Self>, holder: Holder) {
+        self.current.lock().hold(holder, false);
         self.wake();
     }
 
     /// Notes how an attempt to begin a life ended.
     fn note(&self, life: &Result<Life>) {
+        let error = life.as_ref().err().copied();
+        if let Some(error) = error {
+            self.log.change(Change::NotBegun(error));
+        }
         let mut counts = self.counts.lock();
         counts.attempts = counts.attempts.saturating_add(1);
-        counts.error = life.as_ref().err().copied();
-        if life.is_ok() {
+        counts.error = error;
+        if error.is_none() {
             counts.lives = counts.lives.saturating_add(1);
         }
-        self.log.change(match life {
-            Ok(_) => Change::Began(counts.lives),
-            Err(error) => Change::NotBegun(*error),
-        });
     }
 
     /// Waits for consumers in the kernel that are letting go of a device that failed, for a while. Who has done
@@ -652,14 +725,35 @@ impl Recovery {
 
     /// Stops a device that nothing stopped when its life ended, or did since: what it knew then is lost, but nothing
     /// else is as long as no life begins before. Not where all was tried just now. Sleeps.
-    fn stop_at_last(&self, tried: bool) -> Result {
+    fn stop_at_last(&self, tried: bool) -> Result<(), (Outcome, Error)> {
         if !self.current.lock().unstoppable {
             return Ok(());
         }
         if tried {
-            return Err(EIO);
+            return Err((Outcome::Unstoppable, EIO));
         }
         let config = ConfigLock::new(&self.pdev);
+        // The machine holds the function with that lock taken, and counts on nobody to be at it then.
+        let hindrance = self.current.lock().hindrance();
+        if let Some((outcome, why)) = hindrance {
+            return Err((outcome, why.error()));
+        }
+        let stopped = self.stop_locked(&config);
+        drop(config);
+        self.log.change(match stopped {
+            Ok(()) => Change::Stopped,
+            Err(_) => Change::Unstoppable,
+        });
+        if let Err(error) = stopped {
+            self.counts.lock().error = Some(error);
+            return Err((self.current.lock().outcome(), error));
+        }
+        self.current.lock().unstoppable = false;
+        Ok(())
+    }
+
+    /// Stops such a device by all means, with config space locked. Sleeps.
+    fn stop_locked(&self, config: &ConfigLock<'_>) -> Result {
         // Who has reset the function meanwhile gave it what it had before, the bus perhaps.
         config.clear_master();
         // As its register did not do. Where there is no such reset the device may have taken its time only.
@@ -668,9 +762,7 @@ impl Recovery {
         }
         self.registers
             .reset()
-            .inspect_err(|error| dev_err!(self.pdev, "reset failed: {:?}\n", error))?;
-        self.current.lock().unstoppable = false;
-        Ok(())
+            .inspect_err(|error| dev_err!(self.pdev, "reset failed: {:?}\n", error))
     }
 
     /// Ends the life of a device that failed or is to have another layout, and begins one, unless nothing stops
@@ -706,8 +798,8 @@ impl Recovery {
             // Not before users have let go: of a reset that is over by now nothing is left.
             current.attempts();
         }
-        if let Err(error) = self.stop_at_last(just_ended && !asked) {
-            return (self.current.lock().outcome(), Err(error));
+        if let Err((outcome, error)) = self.stop_at_last(just_ended && !asked) {
+            return (outcome, Err(error));
         }
         let life = Life::begin(pdev, self, &mut lives.kept);
         self.note(&life);
@@ -927,39 +1019,47 @@ impl BoundWorkItem for Recovery {
         let Ok(pdev) = <&pci::Device<Bound>>::try_from(dev) else {
             return;
         };
+        // Disks behind the device wait for it.
+        memory::without_io(|| this.look(pdev));
+    }
+}
+
+impl Recovery {
+    /// Looks whether the device works, and does what is to be done. Sleeps.
+    fn look(self: &Arc<Self>, pdev: &pci::Device<Bound>) {
         let (question, verdict) = {
-            let mut exchange = this.exchange.lock();
+            let mut exchange = self.exchange.lock();
             if exchange.closed {
-                // Nobody waits for it any more, and whoever unbinds waits for this.
+                // Nobody waits for it any more, and whoever unbinds waits for self.
                 return;
             }
             exchange.take()
         };
-        let cause = match this.works() {
+        let cause = match self.works() {
             Ok(false) if question.is_some() => {
-                this.counts.lock().trying = true;
-                if this.let_go() {
-                    let step = this.plan.lock().step(true, None, this.now());
-                    this.act(pdev, step, question, true);
+                self.counts.lock().trying = true;
+                if self.let_go() {
+                    let step = self.plan.lock().step(true, None, self.now());
+                    self.act(pdev, step, question, true);
                     return;
                 }
                 // That is a failure like others.
-                this.hardware().and_then(|hw| hw.cause())
+                self.hardware().and_then(|hw| hw.cause())
             }
             Ok(_) => {
                 if let Some(question) = question {
-                    let life = this.plan.lock().life;
-                    this.answer(question, Ok(life));
+                    let life = self.plan.lock().life;
+                    self.answer(question, Ok(life));
                 }
-                this.check_health();
+                self.check_health();
                 return;
             }
             Err(cause) => cause,
         };
-        let shut_down = this.current.lock().shut_down;
+        let shut_down = self.current.lock().shut_down;
         let (news, step) = {
-            let mut plan = this.plan.lock();
-            let now = this.now();
+            let mut plan = self.plan.lock();
+            let now = self.now();
             let news = plan.notice(now, cause);
             if shut_down && question.is_none() {
                 // Nobody is to wait for an attempt that does not come.
@@ -968,11 +1068,11 @@ impl BoundWorkItem for Recovery {
             (news, plan.step(question.is_some(), verdict, now))
         };
         if news {
-            this.counts.lock().cause = cause;
-            this.exchange.lock().fails();
-            this.tell();
+            self.counts.lock().cause = cause;
+            self.exchange.lock().fails();
+            self.tell();
         }
-        this.act(pdev, step, question, false);
+        self.act(pdev, step, question, false);
     }
 }
 

@@ -261,8 +261,11 @@ fn sleeps(cluster: &Cluster) -> Result<()> {
                 Duration::from_secs(600),
             )?;
             super::faults::wait_for_traffic(cluster, 1, &[&server, &client])?;
+            recovery::clear_dump(one)?;
             sleep(one, state)?;
             recovery::wait_back(one, before)?;
+            // The one dump that is kept is for a failure that nobody knows of.
+            recovery::none_dumped(one)?;
             // Of its own it had nothing to complain of: it was stopped before it lost the bus.
             let said = one.sh("dmesg")?;
             ensure!(

@@ -155,7 +155,7 @@ fn dump(vm: &Vm) -> Result<Value> {
 }
 
 /// Has devlink keep none.
-fn clear_dump(vm: &Vm) -> Result<()> {
+pub(super) fn clear_dump(vm: &Vm) -> Result<()> {
     vm.sh(&format!(
         "{REPORTERS}; for r in $reporters; do devlink health dump clear $r reporter fatal || exit; done"
     ))?;
@@ -166,6 +166,13 @@ fn clear_dump(vm: &Vm) -> Result<()> {
 fn dump_now(vm: &Vm) -> Result<Value> {
     clear_dump(vm)?;
     dump(vm)
+}
+
+/// Since [`clear_dump`] devlink was given none by the driver itself.
+pub(super) fn none_dumped(vm: &Vm) -> Result<()> {
+    let dump = dump(vm)?;
+    ensure!(dump["dumped"] == "as somebody asked", "{dump}");
+    Ok(())
 }
 
 /// Whatever became of the device of machine `vm`, it is dumped at once.
@@ -610,7 +617,7 @@ fn dumped_as_it_fails(cluster: &Cluster) -> Result<()> {
         .iter()
         .position(|what| what.starts_with("event DeviceFatal") && what.ends_with(": Injected"));
     let given_up = last.iter().position(|what| what.starts_with("given up: "));
-    ensure!(last.contains(&"life 1 began"), "{first}");
+    ensure!(last.contains(&"life 1 begins"), "{first}");
     ensure!(fatal.is_some() && fatal < given_up, "{first}");
     // What the program had is seen, and how.
     ensure!(
@@ -665,7 +672,7 @@ fn dumped_as_it_fails(cluster: &Cluster) -> Result<()> {
     );
     // What was before is not forgotten.
     let last = happened(&now)?;
-    let again = format!("life {} began", count + 1);
+    let again = format!("life {} begins", count + 1);
     ensure!(
         last.iter()
             .any(|what| what.starts_with("event DeviceFatal"))
@@ -844,6 +851,16 @@ fn stopped_later(cluster: &Cluster) -> Result<()> {
             .count()
             == 1,
         "more was lost than at first:\n{said}"
+    );
+    let dump = dump_now(one)?;
+    let happened = happened(&dump)?;
+    let after = |what: &str| happened.iter().rposition(|event| *event == what);
+    let begins = after(&format!("life {} begins", count_before + 1));
+    ensure!(
+        after("cannot be stopped").is_some()
+            && after("cannot be stopped") < after("stopped")
+            && after("stopped") < begins,
+        "{dump}"
     );
     still_works(cluster)?;
     none_pinned_since(one, lost)

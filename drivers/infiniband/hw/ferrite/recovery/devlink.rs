@@ -114,6 +114,11 @@ impl HealthReporter for Recovery {
     }
 
     fn dump(&self, occasion: Occasion, dump: &mut Object<'_>) -> Result {
+        let cause = self.counts.lock().cause;
+        if occasion == Occasion::Failure && cause.is_some_and(Cause::is_wanted) {
+            // devlink keeps one only: it is for the next failure.
+            return Err(EAGAIN);
+        }
         // Recovery waits for what devlink says of a failure, and a disk behind the device for recovery.
         memory::without_io(|| self.say_all(occasion, dump))
     }
@@ -146,9 +151,11 @@ impl Recovery {
         };
         // Not with the lock held: what is said takes memory.
         let counts = *self.counts.lock();
+        let bus_gone = self.current.lock().bus_gone;
         diagnosis.text(
             c"state",
             match phase {
+                _ if bus_gone => c"failed",
                 _ if counts.trying => c"being tried",
                 Phase::Working => c"working",
                 Phase::Reported | Phase::Waiting { .. } => c"coming back",

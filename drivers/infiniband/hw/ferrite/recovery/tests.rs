@@ -295,7 +295,7 @@ mod suite {
         let mut current = Current::new();
         current.shut_down = true;
         for held in [true, true, false] {
-            current.hold(held);
+            current.hold(Holder::Reset, held);
             current.attempts();
             assert_eq!(current.outcome(), Outcome::Over(End::Shutdown));
             let hindrance = current.hindrance();
@@ -339,18 +339,18 @@ mod suite {
         let mut current = Current::new();
         assert!(!current.is_interrupted());
         assert_eq!(current.outcome(), Outcome::Failed);
-        current.hold(true);
+        current.hold(Holder::Reset, true);
         assert!(current.is_interrupted());
         assert_eq!(current.outcome(), Outcome::Interrupted);
         // Also where it is over before the attempt is taken down.
-        current.hold(false);
+        current.hold(Holder::Reset, false);
         assert!(current.is_interrupted());
         assert_eq!(current.outcome(), Outcome::Interrupted);
         // And where it began before the attempt.
-        current.hold(true);
+        current.hold(Holder::Reset, true);
         current.attempts();
         assert!(current.is_interrupted());
-        current.hold(false);
+        current.hold(Holder::Reset, false);
         assert_eq!(current.outcome(), Outcome::Interrupted);
         // What was over before is none of the next one's.
         current.attempts();
@@ -359,8 +359,37 @@ mod suite {
         // A device that cannot be stopped uses up its attempts, whoever else resets it.
         current.unstoppable = true;
         assert_eq!(current.outcome(), Outcome::Unstoppable);
-        current.hold(true);
+        current.hold(Holder::Reset, true);
         assert_eq!(current.outcome(), Outcome::Unstoppable);
+    }
+
+    #[test]
+    fn who_holds_a_function_lets_go_of_it_for_nobody_else() {
+        const HOLDERS: [Holder; 3] = [Holder::Reset, Holder::Bus, Holder::Sleep];
+        for first in HOLDERS {
+            for second in HOLDERS.into_iter().filter(|second| *second != first) {
+                let mut current = Current::new();
+                current.hold(first, true);
+                current.hold(second, true);
+                current.hold(second, false);
+                assert!(current.is_held_for(first) && !current.is_held_for(second));
+                assert_eq!(current.hindrance(), Some((Outcome::Interrupted, HELD)));
+                current.hold(first, false);
+                assert_eq!(current.hindrance(), None);
+            }
+        }
+    }
+
+    #[test]
+    fn a_bus_that_was_given_up_works_again_after_a_reset_and_one_that_recovers_by_itself() {
+        let mut current = Current::new();
+        current.hold(Holder::Bus, true);
+        current.was_reset();
+        assert_eq!(current.hindrance(), Some((Outcome::Interrupted, HELD)));
+        current.bus_gone = true;
+        assert_eq!(current.hindrance(), Some((Outcome::Interrupted, NO_BUS)));
+        current.was_reset();
+        assert_eq!(current.hindrance(), None);
     }
 
     #[test]
