@@ -207,9 +207,9 @@ impl Cause {
         })
     }
 
-    /// Whether somebody wanted it, who knows of it.
+    /// Whether it is what somebody wanted, and so nothing to look into.
     pub(crate) const fn is_wanted(self) -> bool {
-        matches!(self, Self::Renewal | Self::Sleep | Self::Shutdown)
+        matches!(self, Self::Sleep | Self::Shutdown)
     }
 
     /// For people.

@@ -681,6 +681,7 @@ impl Recovery {
 
     /// The PCI core has recovered from an error of the bus.
     pub(crate) fn bus_works(self: &Arc<Self>) {
+        self.current.lock().bus_gone = false;
         self.release(Holder::Bus);
     }
 
