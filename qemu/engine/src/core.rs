@@ -1125,7 +1125,7 @@ impl Core {
     pub(crate) fn transmit_lent(
         &mut self,
         head: &[u8],
-        loan: Loan,
+        mut loan: Loan,
         packets: u32,
         counters: &mut QpCounters,
         host: &mut dyn Host,
@@ -1139,6 +1139,7 @@ impl Core {
         counters.tx_packets += u64::from(packets);
         counters.tx_bytes += bytes;
         if self.link_up {
+            loan.fit();
             host.transmit_lent(head, Arc::new(loan));
         }
     }

@@ -248,6 +248,22 @@ fn what_is_lost_or_comes_twice_is_made_good() {
 }
 
 #[test]
+fn a_loan_of_many_pieces_has_no_room_for_more() {
+    let (mut pair, a, b) = inside(Setup::default());
+    let costs: Vec<_> = (5..8)
+        .map(|pieces| {
+            let sges = vec![a.sge(0, 1000); pieces];
+            let work = SendWork::new(SendOpcode::Write, &sges).remote(b.address, b.tag);
+            pair.a.post_send(QPN_A, &work);
+            pair.poll();
+            let inside = pair.a.host.inside.pop_front().expect("packets");
+            inside.loan.expect("a loan").cost()
+        })
+        .collect();
+    assert!(costs.is_sorted_by(|less, more| less < more), "{costs:?}");
+}
+
+#[test]
 fn a_loan_is_over_when_its_work_request_is_complete() {
     let (mut pair, a, b) = inside(Setup::default());
     let loan = lent(&mut pair, &a, &b);
