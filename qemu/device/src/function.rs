@@ -966,6 +966,13 @@ impl Function {
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Nobody takes what others send to it any more.
+    pub fn close_inbox(&self) {
+        if let Some(inbox) = self.port.inbox(self.number) {
+            self.port.wake_functions(inbox.close());
+        }
+    }
+
     /// Gives others the lock, if they wait for it.
     fn give_way<'a>(&'a self, mut core: MutexGuard<'a, Core>) -> MutexGuard<'a, Core> {
         // What was said so far is on its way meanwhile.

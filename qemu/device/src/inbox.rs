@@ -59,7 +59,7 @@ pub enum Given {
     First,
     /// Others wait, too.
     Behind,
-    /// There was no room.
+    /// There was no room, or nobody reads.
     Dropped,
 }
 
@@ -96,6 +96,21 @@ struct State {
     queues: Vec<Queue>,
     /// Whose turn it is.
     next: usize,
+    /// Nobody reads any more.
+    closed: bool,
+}
+
+impl State {
+    /// Forgets what waits. Returns who waits for room, bit by bit.
+    fn clear(&mut self) -> u64 {
+        let mut wake = 0;
+        for (place, queue) in self.queues.iter_mut().enumerate() {
+            queue.frames.clear();
+            (queue.bytes, queue.lent, queue.debt) = (0, 0, 0);
+            wake |= u64::from(std::mem::take(&mut queue.wanted)) << place;
+        }
+        wake
+    }
 }
 
 /// What waits for one function.
@@ -110,6 +125,7 @@ impl Inbox {
                 .chain([Queue::new(WIRE_ROOM)])
                 .collect(),
             next: 0,
+            closed: false,
         }))
     }
 
@@ -141,12 +157,13 @@ impl Inbox {
             loan,
         };
         let cost = parcel.cost();
-        let mut state = self.state();
+        let mut guard = self.state();
+        let state = &mut *guard;
         let place = from.unwrap_or(state.queues.len() - 1);
         let Some(queue) = state.queues.get_mut(place) else {
             return Given::Dropped;
         };
-        if cost.max(parcel.lent()) > queue.room() {
+        if state.closed || cost.max(parcel.lent()) > queue.room() {
             queue.drops += 1;
             return Given::Dropped;
         }
@@ -159,9 +176,12 @@ impl Inbox {
         }
     }
 
-    /// What a function may put in without loss.
+    /// What a function may put in without loss; without end where all is lost, so that nobody waits.
     pub fn room(&self, from: usize) -> usize {
         let mut state = self.state();
+        if state.closed {
+            return usize::MAX;
+        }
         let Some(queue) = state.queues.get_mut(from) else {
             return 0;
         };
@@ -219,7 +239,7 @@ impl Inbox {
         state.queues.iter().all(|queue| queue.frames.is_empty())
     }
 
-    /// Frames for which there was no room.
+    /// Frames for which there was no room, or no reader.
     pub fn drops(&self) -> u64 {
         self.state().queues.iter().map(|queue| queue.drops).sum()
     }
@@ -227,13 +247,15 @@ impl Inbox {
     /// Forgets what waits: its reader is another from now on. Returns who waits for room, as
     /// [`Inbox::take`].
     pub fn clear(&self) -> u64 {
-        let mut wake = 0;
-        for (place, queue) in self.state().queues.iter_mut().enumerate() {
-            queue.frames.clear();
-            (queue.bytes, queue.lent, queue.debt) = (0, 0, 0);
-            wake |= u64::from(std::mem::take(&mut queue.wanted)) << place;
-        }
-        wake
+        self.state().clear()
+    }
+
+    /// Forgets what waits, and from now on what is put in: nobody reads any more. What was lent would never
+    /// be let go of. Returns who waits for room, as [`Inbox::take`].
+    pub fn close(&self) -> u64 {
+        let mut state = self.state();
+        state.closed = true;
+        state.clear()
     }
 }
 
@@ -354,6 +376,28 @@ mod tests {
         let lent: usize = parcels.iter().map(Parcel::lent).sum();
         assert_eq!(lent, (taken + 1) * LENT);
         assert_eq!((inbox.room(0), inbox.room(1)), (ROOM, ROOM));
+    }
+
+    #[test]
+    fn what_nobody_reads_any_more_is_lost_and_waited_for_by_nobody() {
+        let loan = Arc::new(Loan::default());
+        let lend = |inbox: &Inbox| inbox.lend(0, &[0; 60], Arc::clone(&loan));
+        let inbox = Inbox::new(2);
+        assert_eq!(lend(&inbox), Given::First);
+        fill(&inbox, Some(1));
+        assert!(inbox.room(1) < FRAME + FRAME_OVERHEAD);
+        assert_eq!(inbox.close(), 1 << 1, "who waits is told");
+        assert_eq!(Arc::strong_count(&loan), 1);
+        let drops = inbox.drops();
+        assert_eq!(lend(&inbox), Given::Dropped);
+        assert_eq!(inbox.give(None, Medium::Wire, &[0; 60]), Given::Dropped);
+        assert_eq!(Arc::strong_count(&loan), 1);
+        assert_eq!((inbox.drops(), inbox.is_empty()), (drops + 2, true));
+        assert_eq!((inbox.room(0), inbox.room(1)), (usize::MAX, usize::MAX));
+        // One whose reader is another from now on takes what comes.
+        let inbox = Inbox::new(2);
+        inbox.clear();
+        assert_eq!(lend(&inbox), Given::First);
     }
 
     #[test]

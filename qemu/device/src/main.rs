@@ -392,11 +392,12 @@ fn move_frames(
 }
 
 /// Takes a function of several from service: what is left of it neither reaches its guest's memory nor is
-/// in a state that others run into.
+/// in a state that others run into, nor keeps what they lend.
 fn switch_off(function: &Function) {
     if catch_unwind(AssertUnwindSafe(|| function.lock().power_off())).is_err() {
         log::error!("{BROKEN}");
     }
+    function.close_inbox();
 }
 
 /// Serves the virtual machine monitor of a function: one, if it is alone, or one after the other.

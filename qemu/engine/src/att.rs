@@ -207,7 +207,10 @@ impl Att {
         // A table of order 1 has no more than that, either.
         let count = (AHEAD as u64).min(ENTRIES.saturating_sub(index));
         let count = count.min(last - page + 1) as usize;
-        let address = table.and_then(|table| table.checked_add(index * 8));
+        // What is wrong with one that is not aligned is found where an entry is read by itself.
+        let address = table
+            .and_then(|table| table.checked_add(index * 8))
+            .filter(|address| address % 8 == 0);
         let entries = entries[..count].as_flattened_mut();
         let read = address.map(|address| memory.read(address, entries));
         match read {
@@ -571,6 +574,28 @@ mod tests {
             refused(buffer(AttOrder::Direct, u64::MAX - 4095, 8192, 0)),
             AttError::TooLong
         );
+    }
+
+    #[test]
+    fn tables_that_are_not_aligned_are_errors_however_much_is_translated() {
+        let memory = memory(8);
+        for n in 0..8 {
+            memory.put(0x1001 + n * 8, &page_address(n));
+            memory.put(0x10_0001 + n * 8, &page_address(n));
+        }
+        memory.put(0x3000, &0x10_0001u64);
+        let nowhere = |address| Err(AttError::Memory(DmaError { address }));
+        for (order, root, address) in [
+            (AttOrder::First, 0x1001, 0x1001),
+            (AttOrder::Second, 0x2001, 0x2001),
+            (AttOrder::Second, 0x3000, 0x10_0001),
+        ] {
+            let att = Att::new(&buffer(order, root, 8 * PAGE, 0)).unwrap();
+            for pages in [1, 2, 3, 8] {
+                let all = att.pieces(&memory, 0, pages * PAGE as usize, |_, _| Ok(()));
+                assert_eq!(all, nowhere(address), "{order:?} {root:#x} {pages}");
+            }
+        }
     }
 
     #[test]

@@ -29,7 +29,7 @@ use ferrite_abi::{
     DOORBELL_PAGE_SIZE, FEATURE_DEVICE_MEMORY, FUNCTION_ETHERNET, FUNCTION_RDMA, RAW_MAX_MTU,
     VLAN_NONE,
 };
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::mem::offset_of;
 use std::sync::Arc;
 
@@ -562,7 +562,7 @@ pub(crate) enum Waited {
 
 /// When to look again whether something is lent: later each time that it still is.
 #[derive(Clone, Copy, Debug, Default)]
-struct LentLook {
+pub(crate) struct LentLook {
     at: u64,
     wait: u64,
 }
@@ -765,6 +765,8 @@ pub struct Core {
     lender: Lender,
     /// A turn goes on, since something is lent.
     lent_look: Option<LentLook>,
+    /// When to look at queue pairs of which an answer waits until what they have lent was read.
+    pub(crate) behind_lent: BTreeSet<(u64, u32)>,
     /// What the device does wrong on purpose.
     pub(crate) misbehaviour: Option<Box<Misbehaving>>,
     /// The time of the present call, in nanoseconds.
@@ -809,6 +811,7 @@ impl Core {
             loopback: Loopback::default(),
             lender: Lender::default(),
             lent_look: None,
+            behind_lent: BTreeSet::new(),
             misbehaviour: None,
             now: 0,
             work: 0,
@@ -876,6 +879,7 @@ impl Core {
         self.ready = ReadyList::default();
         self.room = RoomList::default();
         self.naps.clear();
+        self.behind_lent.clear();
         self.loopback = Loopback::default();
         // What waited is not looked at again: that could touch memory.
         self.paging = Paging::default();
@@ -1121,7 +1125,7 @@ impl Core {
     pub(crate) fn transmit_lent(
         &mut self,
         head: &[u8],
-        loan: Loan,
+        mut loan: Loan,
         packets: u32,
         counters: &mut QpCounters,
         host: &mut dyn Host,
@@ -1135,6 +1139,7 @@ impl Core {
         counters.tx_packets += u64::from(packets);
         counters.tx_bytes += bytes;
         if self.link_up {
+            loan.fit();
             host.transmit_lent(head, Arc::new(loan));
         }
     }
@@ -1461,6 +1466,28 @@ impl Core {
             _ => LentLook::MOST,
         };
         Some(look.at + later)
+    }
+
+    /// An answer of `qp` waits until what it has lent was read: who reads that tells nobody.
+    pub(crate) fn wait_behind_lent(&mut self, qp: &mut QueuePair) {
+        let look = qp.transport.behind_lent.get_or_insert_default();
+        look.was_lent(self.now);
+        self.behind_lent.insert((look.at, qp.number));
+    }
+
+    /// No answer of `qp` waits for that any more.
+    pub(crate) fn goes_past_lent(&mut self, qp: &mut QueuePair) {
+        if let Some(look) = qp.transport.behind_lent.take() {
+            self.behind_lent.remove(&(look.at, qp.number));
+        }
+    }
+
+    /// The next queue pair whose answer waited so until now.
+    pub(crate) fn next_behind_lent(&mut self) -> Option<u32> {
+        let first = self.behind_lent.first();
+        let (at, qpn) = *first.filter(|(at, _)| *at <= self.now)?;
+        self.behind_lent.remove(&(at, qpn));
+        Some(qpn)
     }
 
     /// A use of queue pair `qpn` waits for what becomes of the tag with this index; it is counted once.

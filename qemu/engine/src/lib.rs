@@ -876,6 +876,11 @@ impl Engine {
                 self.core.schedule(qp);
             }
         }
+        while let Some(qpn) = self.core.next_behind_lent() {
+            if let Some(qp) = self.qps.get_mut(qpn) {
+                self.core.schedule(qp);
+            }
+        }
         if self.core.timers.needs_sweep() {
             self.sweep_timers();
         }
@@ -1152,11 +1157,13 @@ impl Engine {
             return Some(self.core.now);
         }
         let nap = self.core.naps.front().map(|(until, _)| *until);
+        let behind_lent = self.core.behind_lent.first().map(|(at, _)| *at);
         self.core
             .timers
             .next()
             .into_iter()
             .chain(nap)
+            .chain(behind_lent)
             .chain(late)
             .chain(self.next_command())
             .min()

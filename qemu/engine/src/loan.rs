@@ -211,6 +211,14 @@ impl Loan {
             + self.leases.capacity() * size_of::<Arc<Lease>>()
     }
 
+    /// Takes no more memory than it needs, where it is of many pieces: it may be kept for long.
+    pub fn fit(&mut self) {
+        if self.pieces.len() > FEW {
+            self.pieces.shrink_to_fit();
+            self.leases.shrink_to_fit();
+        }
+    }
+
     /// It is over when the lease ends that is given out here.
     pub fn depend_on(&mut self, lender: &Lender) {
         self.depend_on_lease(lender.lease());
@@ -258,6 +266,9 @@ impl Loan {
         })
     }
 }
+
+/// Pieces for which there is room from the first on.
+const FEW: usize = 4;
 
 /// Leases of most loans: of the engine, of the connection or work request, of a tag, of a range of memory,
 /// of the right to access any.
@@ -505,6 +516,22 @@ mod tests {
         // What is not there is not made up.
         loan.add(&one, 255, 2);
         assert!(loan.hold().unwrap().data().bytes().is_none());
+    }
+
+    #[test]
+    fn a_loan_of_as_much_as_there_may_be_takes_what_a_packet_takes_that_waits() {
+        let mut loan = Loan::default();
+        // 256 KiB in pages that do not touch, of 16 entries that begin within one.
+        for _ in 0..81 {
+            loan.add(&memory(), 0, 1);
+        }
+        for _ in 0..20 {
+            loan.depend_on(&Lender::default());
+        }
+        loan.fit();
+        assert_eq!((loan.pieces.len(), loan.leases.len()), (81, 20));
+        // The headers go beside it.
+        assert!(loan.cost() + 128 < 4300, "{}", loan.cost());
     }
 
     #[test]

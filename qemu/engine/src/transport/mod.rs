@@ -14,7 +14,7 @@ mod responder;
 mod unreliable;
 
 use crate::core::{
-    Allowance, Core, ReceiveCompletion, COPIES_PER_FRAME, HEADERS, MAX_LOG_MTU, PORTS,
+    Allowance, Core, LentLook, ReceiveCompletion, COPIES_PER_FRAME, HEADERS, MAX_LOG_MTU, PORTS,
 };
 use crate::counters::QpCounters;
 use crate::loan::{Lender, Loan, Payload};
@@ -76,6 +76,8 @@ pub struct Connection {
     peer_is_inside: bool,
     /// What is lent to answer the peer is lent as long as there is this connection.
     lender: Lender,
+    /// The next answer waits until what is lent was read, and when that is looked at.
+    pub(crate) behind_lent: Option<LentLook>,
 }
 
 impl Connection {
@@ -177,13 +179,20 @@ fn lends(core: &Core, qp: &QueuePair, host: &dyn Host) -> Option<Lending> {
 }
 
 /// How many of the `left` bytes from `offset` on are lent at once where so many `packets` may be sent, if
-/// it is worth it. They end at the same places where there is a budget for it; who has taken some of them
+/// they are `least`. They end at the same places where there is a budget for it; who has taken some of them
 /// asks for the rest.
-fn lent_size(lending: Lending, offset: u32, left: u32, packets: u32, log_mtu: u8) -> Option<u32> {
+fn lent_size(
+    lending: Lending,
+    offset: u32,
+    left: u32,
+    packets: u32,
+    log_mtu: u8,
+    least: u32,
+) -> Option<u32> {
     let at_once = lending.at_once;
     let most = packets.min(at_once >> log_mtu) << log_mtu;
     let size = left.min(at_once - offset % at_once).min(most);
-    (size >= MIN_LENT).then_some(size)
+    (size >= least).then_some(size)
 }
 
 /// Where the payload of what is sent comes from.
@@ -257,6 +266,7 @@ fn base_header(qp: &QueuePair, opcode: u8, psn: u32) -> Bth {
 pub(crate) fn forget(core: &mut Core, qp: &mut QueuePair) {
     requester::settle_all(core, qp);
     core.transport.under_way -= qp.transport.messages_under_way();
+    core.goes_past_lent(qp);
     qp.transport = Connection::default();
 }
 

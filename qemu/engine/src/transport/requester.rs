@@ -614,7 +614,7 @@ fn step(
     let most = (*budget).min(window - requester.in_flight());
     let size = lends
         .filter(|_| !answered && message.may_be_lent())
-        .and_then(|lending| lent_size(lending, offset, left, most, log_mtu));
+        .and_then(|lending| lent_size(lending, offset, left, most, log_mtu, MIN_LENT));
     let loan = size.and_then(|size| lend(core, qp, message, (offset, size), host));
     if size.is_some() && loan.is_none() {
         // It may go on later: less of it may be under way than was thought.

@@ -248,6 +248,22 @@ fn what_is_lost_or_comes_twice_is_made_good() {
 }
 
 #[test]
+fn a_loan_of_many_pieces_has_no_room_for_more() {
+    let (mut pair, a, b) = inside(Setup::default());
+    let costs: Vec<_> = (5..8)
+        .map(|pieces| {
+            let sges = vec![a.sge(0, 1000); pieces];
+            let work = SendWork::new(SendOpcode::Write, &sges).remote(b.address, b.tag);
+            pair.a.post_send(QPN_A, &work);
+            pair.poll();
+            let inside = pair.a.host.inside.pop_front().expect("packets");
+            inside.loan.expect("a loan").cost()
+        })
+        .collect();
+    assert!(costs.is_sorted_by(|less, more| less < more), "{costs:?}");
+}
+
+#[test]
 fn a_loan_is_over_when_its_work_request_is_complete() {
     let (mut pair, a, b) = inside(Setup::default());
     let loan = lent(&mut pair, &a, &b);
@@ -417,6 +433,147 @@ fn the_answer_to_a_read_is_lent_as_long_as_the_connection_and_the_tag() {
         assert_eq!(ended, [CompletionStatus::RetryExceeded]);
         assert_eq!(pair.a.contents(&a, 0, 20_000), vec![0; 20_000]);
     }
+}
+
+/// Hands what `a` asks for to `b`.
+fn ask(pair: &mut Pair) {
+    pair.poll();
+    for request in std::mem::take(&mut pair.a.host.inside) {
+        pair.b.receive_inside(&request);
+    }
+    pair.poll();
+}
+
+/// Whether each packet that `b` has sent and `a` has not taken lends its payload.
+fn lends_each(pair: &Pair) -> Vec<bool> {
+    let inside = pair.b.host.inside.iter();
+    inside.map(|inside| inside.loan.is_some()).collect()
+}
+
+#[test]
+fn a_short_answer_behind_one_that_is_lent_is_lent_and_so_read_later() {
+    let (mut pair, a, b) = inside(Setup::default());
+    pair.a.post_send(QPN_A, &read(&a, &b, 20_000));
+    pair.a.post_send(QPN_A, &read(&a, &b, 8));
+    pair.a.post_send(QPN_A, &read(&a, &b, 0));
+    ask(&mut pair);
+    // Of nothing there is nothing to be read, early or late.
+    assert_eq!(lends_each(&pair), [true, true, false]);
+    run(&mut pair, |_, _| 1);
+    let ended = statuses(&pair.completions_a());
+    assert_eq!(ended, [CompletionStatus::Success; 3]);
+    // By itself a copy takes less.
+    pair.a.post_send(QPN_A, &read(&a, &b, 8));
+    ask(&mut pair);
+    assert_eq!(lends_each(&pair), [false]);
+}
+
+/// A window to all of a region, bound by `b`.
+fn window(pair: &mut Pair, region: &Region) -> u32 {
+    let tag = |instance| Tag::new(0x50, instance).0;
+    pair.b.execute(&AllocateTag {
+        tag: tag(1),
+        pd: PD,
+        kind: TagKind::Window1.number(),
+        reserved: [0; 3],
+        max_pages: 0,
+    });
+    let part = BindPart {
+        window: tag(1),
+        new_window: tag(2),
+        region: region.tag,
+        access: ACCESS_REMOTE_READ,
+        address: region.address,
+        length: 4096,
+        reserved: [0; 2],
+    };
+    let bind = SendWork::new(SendOpcode::Bind, &[]).part(&part);
+    pair.b.post_send(QPN_B, &bind);
+    pair.b.settle();
+    assert_eq!(statuses(&pair.completions_b()), [CompletionStatus::Success]);
+    tag(2)
+}
+
+#[test]
+fn an_answer_that_cannot_be_lent_waits_until_what_is_lent_before_it_was_read() {
+    for kind in 0..2 {
+        let mut pair = Pair::new(Setup::default());
+        let bindable = pair.b.register(0x401, PD, ALL | ACCESS_WINDOW_BIND, 4096);
+        let (mut pair, a, b) = inside_of(pair);
+        let (address, tag) = if kind == 0 {
+            let paged = Paged::new(&mut pair.b, 0x301, 4096);
+            paged.bring_in(&pair.b, 0, false);
+            (paged.address, paged.tag)
+        } else {
+            (bindable.address, window(&mut pair, &bindable))
+        };
+        let version = SendWork::new(SendOpcode::Read, &[a.sge(0, 8)])
+            .remote(address, tag)
+            .flags(SEND_SIGNALED);
+        pair.a.post_send(QPN_A, &read(&a, &b, 20_000));
+        pair.a.post_send(QPN_A, &version);
+        pair.a.post_send(QPN_A, &read(&a, &b, 8));
+        ask(&mut pair);
+        assert_eq!(lends_each(&pair), [true], "{kind}");
+        // It looks again, and ever later.
+        let mut looks = Vec::new();
+        while looks.len() < 5 {
+            let at = pair.b.engine.next_timeout_but_looks().expect("a look");
+            looks.push(at - pair.b.now);
+            pair.b.now = at;
+            pair.b.settle();
+            assert_eq!(lends_each(&pair), [true], "{kind}");
+        }
+        assert_eq!(looks, [50, 100, 200, 400, 800].map(|us| us * 1000));
+        // The peer reads it, and says nothing.
+        let lent = pair.b.host.inside.pop_front().expect("a loan");
+        pair.a.receive_inside(&lent);
+        drop(lent);
+        pair.b.settle();
+        assert_eq!(lends_each(&pair), [false; 0], "nobody has looked");
+        pair.b.now += 1_600_000;
+        pair.b.settle();
+        assert_eq!(lends_each(&pair), [false, false], "{kind}");
+        assert_eq!(pair.b.engine.next_timeout_but_looks(), None);
+        pair.a.now = pair.b.now;
+        run(&mut pair, |_, _| 1);
+        let ended = statuses(&pair.completions_a());
+        assert_eq!(ended, [CompletionStatus::Success; 3], "{kind}");
+        assert_eq!(pair.a.engine.counters().retransmissions, 0);
+    }
+}
+
+#[test]
+fn what_is_asked_for_again_waits_until_what_was_lent_for_it_was_read() {
+    let (mut pair, a, b) = inside(Setup::default());
+    pair.a.post_send(QPN_A, &read(&a, &b, 20_000));
+    ask(&mut pair);
+    let late = std::mem::take(&mut pair.b.host.inside);
+    while pair.a.host.inside.is_empty() {
+        assert!(pair.pass_time());
+        pair.a.settle();
+    }
+    ask(&mut pair);
+    assert_eq!(lends_each(&pair), [false; 0]);
+    drop(late);
+    run(&mut pair, |_, _| 1);
+    assert_eq!(statuses(&pair.completions_a()), [CompletionStatus::Success]);
+}
+
+#[test]
+fn a_queue_pair_that_goes_waits_for_nothing_it_has_lent() {
+    let (mut pair, a, b) = inside(Setup::default());
+    let paged = Paged::new(&mut pair.b, 0x301, 4096);
+    paged.bring_in(&pair.b, 0, false);
+    pair.a.post_send(QPN_A, &read(&a, &b, 20_000));
+    let work = SendWork::new(SendOpcode::Read, &[a.sge(0, 8)]).remote(paged.address, paged.tag);
+    pair.a.post_send(QPN_A, &work);
+    ask(&mut pair);
+    assert!(pair.b.engine.next_timeout_but_looks().is_some());
+    pair.b.set_state(QPN_B, QueuePairStateCode::Reset);
+    pair.b.settle();
+    assert_eq!(pair.b.engine.next_timeout_but_looks(), None);
+    assert_eq!(lends_each(&pair), [true]);
 }
 
 #[test]

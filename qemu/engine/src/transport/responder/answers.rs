@@ -14,7 +14,9 @@ use crate::roce::{
 };
 use crate::tpt::{Span, TptError};
 use crate::transport::requester::packets;
-use crate::transport::{base_header, lends, lent_size, send_packet, send_payload, Source};
+use crate::transport::{
+    base_header, lends, lent_size, send_packet, send_payload, Source, MIN_LENT,
+};
 
 /// An answer not sent yet.
 #[derive(Clone, Copy, Debug)]
@@ -169,7 +171,7 @@ enum Data {
     More,
     /// It was the last.
     Last,
-    /// Its page is not there.
+    /// Its page is not there, or what is read before it was not read yet.
     Absent,
 }
 
@@ -195,9 +197,14 @@ fn send_data(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host, allowed: 
         return Data::Last;
     };
     let left = length - offset;
+    // Reads see memory in their order. What is lent is read later, and what is lent behind it later still;
+    // a copy would be made before.
+    let behind_lent = qp.transport.lender.is_lent();
+    let least = if behind_lent { 1 } else { MIN_LENT };
     // What is asked for again may have found no place all at once, or its loan was over.
     let lending = lends(core, qp, host).filter(|_| fresh);
-    let size = lending.and_then(|lending| lent_size(lending, offset, left, *allowed, log_mtu));
+    let size =
+        lending.and_then(|lending| lent_size(lending, offset, left, *allowed, log_mtu, least));
     let loan = match size {
         Some(size) => {
             let mut loan = core.new_loan(log_mtu);
@@ -210,6 +217,11 @@ fn send_data(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host, allowed: 
         }
         _ => None,
     };
+    if behind_lent && left > 0 && loan.is_none() {
+        core.wait_behind_lent(qp);
+        return Data::Absent;
+    }
+    core.goes_past_lent(qp);
     let payload = match &loan {
         Some(loan) => loan.len() as u32,
         None => left.min(1 << log_mtu),
