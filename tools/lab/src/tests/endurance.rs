@@ -182,7 +182,8 @@ fn pinned_memory(cluster: &Cluster) -> Result<()> {
 /// Takes keys until there is no more memory in its group, gives some of its own back, takes keys again, then regions.
 /// Says how many there were and with which error that ended, of each, and keeps all.
 ///
-/// It needs no memory itself by then: not for its heap, its text, nor for what it says. One that is `told` is none that
+/// It needs no memory itself by then: not for its heap, its text, nor for what it says; nor to give some back, as it does
+/// where the kernel has to split a mapping for that. One that is `told` is none that
 /// the kernel may end to have memory.
 const LIMITED: &str = "import ctypes, mmap, sys, time
 GROUP = '/sys/fs/cgroup/limited/'
@@ -196,7 +197,7 @@ verbs.ibv_get_device_list.restype = ctypes.POINTER(ctypes.c_void_p)
 allocate = libc.malloc, verbs.ibv_open_device, verbs.ibv_alloc_pd, verbs.ibv_reg_mr, ferrite.ferritedv_alloc_list
 for function in allocate:
     function.restype = ctypes.c_void_p
-THP_DISABLE, TRIM_THRESHOLD, MMAP_THRESHOLD, CURRENT = 41, -1, -3, 1
+THP_DISABLE, TRIM_THRESHOLD, MMAP_THRESHOLD, CURRENT, DONTNEED_LOCKED = 41, -1, -3, 1, 24
 libc.prctl(THP_DISABLE, 1, 0, 0, 0)
 libc.mallopt(TRIM_THRESHOLD, 1 << 30)
 libc.mallopt(MMAP_THRESHOLD, 32 << 20)
@@ -220,10 +221,10 @@ assert libc.mlockall(CURRENT) == 0
 current = int(open(GROUP + 'memory.current').read())
 open(GROUP + 'memory.max', 'w').write(str(current + (2 << 20)))
 first, error = take(ferrite.ferritedv_alloc_list, pd, 1)
-spare[0].close()
+spare[0].madvise(DONTNEED_LOCKED)
 again, again_error = take(ferrite.ferritedv_alloc_list, pd, 1)
 regions, region_error = take(verbs.ibv_reg_mr, pd, start, ctypes.c_size_t(length), 1)
-spare[1].close()
+spare[1].madvise(DONTNEED_LOCKED)
 print(first, error, again, again_error, regions, region_error, flush=True)
 time.sleep(600)
 ";
