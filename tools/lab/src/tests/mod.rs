@@ -160,6 +160,7 @@ pub fn groups() -> Vec<Group> {
                 ("clients", moderation::TESTS),
                 ("clients", growth::FAILING),
                 ("neighbours", lifecycle::FAILING),
+                ("recovery", recovery::BUS),
                 ("moving", moving::FAILING),
                 ("registration", registration::SLOW),
                 ("registration", registration::FAILING),
