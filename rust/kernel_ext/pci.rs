@@ -633,7 +633,7 @@ mod tests {
         },
     };
 
-    /// What a function on no bus has for config space: the command register.
+    /// What a function on no bus has for config space, beside a vendor: the command register.
     struct Registers {
         command: Cell<u16>,
         /// Writes to it while config space was not locked.
@@ -745,11 +745,11 @@ mod tests {
         ) -> c_int {
             // SAFETY: The caller vouches for a bus of a `Function`.
             let registers = unsafe { Self::registers(bus) };
-            let is_command = offset as u32 == bindings::PCI_COMMAND;
-            let read = if is_command {
-                registers.command.get()
-            } else {
-                0
+            let read = match offset as u32 {
+                // Of somebody, so that it is there; 1 would be said by one that is not ready yet.
+                bindings::PCI_VENDOR_ID => 2,
+                bindings::PCI_COMMAND => registers.command.get(),
+                _ => 0,
             };
             // SAFETY: The caller vouches that a value can be written there.
             unsafe { value.write(read.into()) };
