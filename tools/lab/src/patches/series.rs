@@ -450,8 +450,8 @@ Each file names the one of rust/kernel that it is meant for.
         subject: "RDMA/rust: Add PCI, interrupts, moderation and devlink",
         body: "\
 All vectors of a PCI function with a handler and a processor each,
-resets by the driver and by others, ranges of BARs, dynamic interrupt
-moderation, and the health and parameters of devlink.
+resets by the driver and by others, errors of the bus, ranges of BARs,
+dynamic interrupt moderation, and the health and parameters of devlink.
 
 Each file names the one of rust/kernel that it is meant for.
 ",
