@@ -114,6 +114,68 @@ impl<Ctx: DeviceContext> Config<'_, Ctx> {
         unsafe { bindings::pci_clear_master(as_raw(self.pdev)) }
     }
 
+    /// The command register. `ENODEV` where the function does not answer.
+    fn command(&self) -> Result<u32> {
+        let pdev = as_raw(self.pdev);
+        // SAFETY: A reference to a device keeps it valid.
+        if !unsafe { bindings::pci_device_is_present(pdev) } {
+            return Err(ENODEV);
+        }
+        let mut command = u16::MAX;
+        // SAFETY: A reference to a device keeps it valid, and the value is a local.
+        unsafe {
+            bindings::pci_read_config_word(pdev, bindings::PCI_COMMAND as i32, &raw mut command)
+        };
+        // It may have gone just now.
+        if command == u16::MAX {
+            Err(ENODEV)
+        } else {
+            Ok(command.into())
+        }
+    }
+
+    /// Where its BARs are.
+    fn bars(&self) -> Bars {
+        let mut bars = [0; bindings::PCI_STD_NUM_BARS as usize];
+        for (bar, address) in (0..).zip(&mut bars) {
+            let offset = bindings::PCI_BASE_ADDRESS_0 + bar * DWORD;
+            // SAFETY: A reference to a device keeps it valid, and the value is a local.
+            unsafe {
+                bindings::pci_read_config_dword(
+                    as_raw(self.pdev),
+                    offset as i32,
+                    ptr::from_mut(address),
+                )
+            };
+        }
+        bars
+    }
+
+    /// Gives a function that answers what config space it had when `saved` was kept, the bus master bit excepted, where
+    /// it was reset by others who have not given it that, or gave it something else: the PCI core, where it recovers
+    /// from an error of the bus, and who resets a function in the middle of that.
+    pub fn give_back(&self, saved: &SavedState) {
+        let Ok(command) = self.command() else {
+            return;
+        };
+        if command & bindings::PCI_COMMAND_MEMORY != 0 && self.bars() == saved.bars {
+            return;
+        }
+        let pdev = as_raw(self.pdev);
+        // SAFETY: A reference to a device keeps it valid, and by its type invariant `saved` is such a state, which is
+        // copied. Config space is locked (type invariant), so that nobody else saves or restores it.
+        let loaded =
+            to_result(unsafe { bindings::pci_load_saved_state(pdev, saved.state.as_ptr()) });
+        if loaded.is_err() {
+            // Of another function.
+            return;
+        }
+        // SAFETY: A reference to a device keeps it valid. Config space is locked (type invariant), so that nobody else
+        // saves or restores it; what is restored was loaded just now.
+        unsafe { bindings::pci_restore_state(pdev) };
+        self.clear_master();
+    }
+
     /// Lets the function assert its pin, or not. What it has to tell stays: it asserts the pin for it as soon as
     /// it may. Does not sleep.
     pub fn enable_pin(&self, enable: bool) {
@@ -128,6 +190,31 @@ impl Config<'_, device::Bound> {
     pub fn set_master(&self) {
         // SAFETY: A reference to a device keeps it valid.
         unsafe { bindings::pci_set_master(as_raw(self.pdev)) }
+    }
+}
+
+/// What BARs are at, as config space has it.
+type Bars = [u32; bindings::PCI_STD_NUM_BARS as usize];
+
+/// A copy of a function's config space ([`ConfigLock::keep`]).
+///
+/// # Invariants
+///
+/// `state` was made by `pci_store_saved_state`, and is this value's to free.
+pub struct SavedState {
+    state: NonNull<bindings::pci_saved_state>,
+    bars: Bars,
+}
+
+// SAFETY: It is memory that is read and freed, from anywhere.
+unsafe impl Send for SavedState {}
+// SAFETY: Whoever has a reference only reads.
+unsafe impl Sync for SavedState {}
+
+impl Drop for SavedState {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant the state, which was allocated by `kzalloc`, is this value's to free.
+        unsafe { bindings::kfree(self.state.as_ptr().cast()) }
     }
 }
 
@@ -190,35 +277,46 @@ impl<'a, Ctx: DeviceContext> ConfigLock<'a, Ctx> {
         self.restore_bars()
     }
 
-    /// Saves config space as it is now, for [`Self::restore`]. `ENODEV` where the function does not answer, or was reset
-    /// by others who have not restored it yet: it decodes no memory then. What was saved before stays.
-    pub fn save(&self) -> Result {
-        let pdev = as_raw(self.config.pdev);
-        // SAFETY: A reference to a device keeps it valid.
-        if !unsafe { bindings::pci_device_is_present(pdev) } {
-            return Err(ENODEV);
+    /// Restores what was saved last of a function that is enabled and decodes no memory all the same: the bus was reset by
+    /// who recovered from an error when there was no driver to restore it.
+    pub fn restore_lost(&self) {
+        if self
+            .config
+            .command()
+            .is_ok_and(|command| command & bindings::PCI_COMMAND_MEMORY == 0)
+        {
+            // SAFETY: A reference to a device keeps it valid. Its config space is locked by this value (type invariant),
+            // so that nobody else saves or restores it. The PCI core saved it when it found the function.
+            unsafe { bindings::pci_restore_state(as_raw(self.config.pdev)) };
+            self.clear_master();
         }
-        let mut command = 0;
-        // SAFETY: A reference to a device keeps it valid, and the value is a local.
-        unsafe {
-            bindings::pci_read_config_word(pdev, bindings::PCI_COMMAND as i32, &raw mut command)
-        };
-        if command == u16::MAX || u32::from(command) & bindings::PCI_COMMAND_MEMORY == 0 {
+    }
+
+    /// Keeps a copy of config space as it is now, for [`Config::give_back`]. `ENODEV` as for [`Self::save`].
+    pub fn keep(&self) -> Result<SavedState> {
+        self.save()?;
+        let pdev = as_raw(self.config.pdev);
+        let bars = self.config.bars();
+        // SAFETY: `pdev` is that of a `pci::Device`, to which `self` has a reference: the device is valid. Its
+        // config space is locked by this value (type invariant), so that nobody else saves or restores it.
+        let state = unsafe { bindings::pci_store_saved_state(pdev) };
+        // INVARIANT: It was made just now, and is nobody else's.
+        Ok(SavedState {
+            state: NonNull::new(state).ok_or(ENOMEM)?,
+            bars,
+        })
+    }
+
+    /// Saves config space as it is now, for who restores it soon. `ENODEV` where the function does not answer, or was reset
+    /// by others who have not restored it yet: it decodes no memory then. What was saved before stays.
+    fn save(&self) -> Result {
+        let pdev = as_raw(self.config.pdev);
+        if self.config.command()? & bindings::PCI_COMMAND_MEMORY == 0 {
             return Err(ENODEV);
         }
         // SAFETY: `pdev` is that of a `pci::Device`, to which `self` has a reference: the device is valid. Its
         // config space is locked by this value (type invariant), so that nobody else saves or restores it.
         to_result(unsafe { bindings::pci_save_state(pdev) })
-    }
-
-    /// Gives the function what it had when config space was last saved, the bus master bit excepted, after others reset
-    /// it who restore nothing: the PCI core, where it recovers from an error of the bus.
-    pub fn restore(&self) {
-        // SAFETY: A reference to a device keeps it valid. Its config space is locked by this value (type invariant), so
-        // that nobody else saves or restores it. The PCI core saves it when it finds the function, so that there is
-        // something to restore.
-        unsafe { bindings::pci_restore_state(as_raw(self.config.pdev)) };
-        self.clear_master();
     }
 
     /// Makes the function answer at the addresses that it had when its config space was saved.
@@ -286,10 +384,12 @@ pub trait ResetHandlers: pci::Driver {
         config: &Config<'_>,
     );
 
-    /// The function was reset, or the attempt failed. Its config space is what it was before.
+    /// The function was reset, or the attempt failed. Its config space is what it was before, unless it could not be
+    /// reached then.
     fn reset_done<'bound>(
         dev: &'bound pci::Device<device::Core<'_>>,
         this: Pin<&Self::Data<'bound>>,
+        config: &Config<'_>,
     );
 }
 
@@ -300,7 +400,7 @@ pub enum Channel {
     Normal,
     /// It is not to be reached before [`ErrorHandlers::slot_reset`]: neither it nor its config space answers.
     Frozen,
-    /// It will not be reached any more.
+    /// The PCI core does nothing more about it.
     PermFailure,
 }
 
@@ -321,15 +421,17 @@ impl Channel {
 /// All callbacks run with the device lock held, so that neither `probe` nor `unbind` runs at the same time; between them
 /// either may. They may sleep. Config space is not locked.
 pub trait ErrorHandlers: pci::Driver {
-    /// There was an error. Unless the channel has failed for good the bus is reset next, and [`Self::slot_reset`] called;
-    /// where the PCI core gives up this is called again, with [`Channel::PermFailure`].
+    /// There was an error. Where the channel is frozen the bus is reset next, and [`Self::slot_reset`] called; else that
+    /// is done only if another driver needs it, and [`Self::resume`] comes next. Where the PCI core gives up, as for a
+    /// function beside this one that has no driver, this is called again with [`Channel::PermFailure`]; the bus may have
+    /// been reset by then, and the function be there all the same.
     fn error_detected<'bound>(
         dev: &'bound pci::Device<device::Core<'_>>,
         this: Pin<&Self::Data<'bound>>,
         channel: Channel,
     );
 
-    /// The bus was reset. The function can be reached, and has to be given its config space, see [`ConfigLock::restore`].
+    /// The bus was reset. The function can be reached, and has to be given its config space, see [`Config::give_back`].
     /// Where it does not work this fails, and the function is given up.
     fn slot_reset<'bound>(
         dev: &'bound pci::Device<device::Core<'_>>,
@@ -522,7 +624,12 @@ impl<T: Handlers> Adapter<T> {
     /// As for [`Self::reset_prepare_callback`].
     unsafe extern "C" fn reset_done_callback(pdev: *mut bindings::pci_dev) {
         // SAFETY: The PCI core calls this with a valid function, locked, of the driver that has these handlers.
-        unsafe { Self::tell(pdev, T::reset_done) };
+        unsafe {
+            Self::tell(pdev, |dev, this| {
+                // INVARIANT: As for `reset_prepare`.
+                T::reset_done(dev, this, &Config { pdev: dev });
+            });
+        }
     }
 
     /// # Safety
@@ -537,8 +644,9 @@ impl<T: Handlers> Adapter<T> {
         // function, locked, of the driver that has these handlers.
         unsafe { Self::tell(pdev, |dev, this| T::error_detected(dev, this, channel)) };
         match channel {
-            // Where transactions were lost nothing that the function was told of is certain.
-            Channel::Normal | Channel::Frozen => bindings::pci_ers_result_PCI_ERS_RESULT_NEED_RESET,
+            // The driver knows how to reset its function, and those beside it need not be for this one.
+            Channel::Normal => bindings::pci_ers_result_PCI_ERS_RESULT_CAN_RECOVER,
+            Channel::Frozen => bindings::pci_ers_result_PCI_ERS_RESULT_NEED_RESET,
             Channel::PermFailure => bindings::pci_ers_result_PCI_ERS_RESULT_DISCONNECT,
         }
     }
@@ -857,24 +965,45 @@ mod tests {
     }
 
     #[test]
-    fn what_is_restored_is_what_was_saved_but_for_the_bus() -> Result {
+    fn what_a_function_has_lost_is_given_back_but_for_the_bus() -> Result {
         let function = Function::new()?;
         let memory_and_bus = (bindings::PCI_COMMAND_MEMORY | bindings::PCI_COMMAND_MASTER) as u16;
         function.registers.command.set(memory_and_bus);
         let config = ConfigLock::new(function.device());
-        config.save()?;
-        // As a reset of the bus leaves it, and as it reads where it cannot be reached.
-        for lost in [u16::MAX, 0] {
-            function.registers.command.set(lost);
-            assert_eq!(config.save(), Err(ENODEV));
-        }
-        config.restore();
+        let saved = config.keep()?;
+        // Nothing was lost.
+        config.give_back(&saved);
+        assert_eq!(function.registers.command.get(), memory_and_bus);
+        // As it reads where it cannot be reached.
+        function.registers.command.set(u16::MAX);
+        assert!(config.keep().is_err());
+        config.give_back(&saved);
+        assert_eq!(function.registers.command.get(), u16::MAX);
+        // As a reset of the bus leaves it, also where somebody else has saved that.
+        function.registers.command.set(0);
+        assert!(config.keep().is_err());
+        // SAFETY: The function is valid, and its config space locked.
+        to_result(unsafe { bindings::pci_save_state(function.as_raw()) })?;
+        config.give_back(&saved);
+        config.restore_lost();
         drop(config);
         assert_eq!(
             function.registers.command.get(),
             bindings::PCI_COMMAND_MEMORY as u16
         );
         assert_eq!(function.registers.stray_writes.get(), 0);
+        Ok(())
+    }
+
+    #[test]
+    fn a_function_that_was_reset_without_a_driver_has_what_was_saved() -> Result {
+        let function = Function::new()?;
+        let config = ConfigLock::new(function.device());
+        config.save()?;
+        function.registers.command.set(0);
+        config.restore_lost();
+        let restored = function.registers.command.get();
+        assert_eq!(restored, bindings::PCI_COMMAND_MEMORY as u16);
         Ok(())
     }
 

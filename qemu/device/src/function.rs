@@ -840,13 +840,14 @@ impl Core {
     /// The monitor is gone, and with it the guest: nothing is left of them, and what comes next is
     /// as after power-on.
     pub fn power_off(&mut self) {
+        // First: what is lent to it is given back whatever becomes of the rest.
+        self.mail.clear();
         self.engine.power_off();
         self.host.memory.unmap_all();
         self.host.interrupts.release();
         self.config = ConfigSpace::new(self.engine.config(), self.host.interrupts.kinds());
         self.unmask_due = false;
         self.follow_config();
-        self.mail.clear();
         if let Some(inbox) = self.host.port.inbox(self.host.number) {
             let wake = inbox.clear();
             self.host.port.wake_functions(wake);

@@ -136,10 +136,6 @@ const OTHERS_RESET_POLL: Delta = Delta::from_millis(1);
 const OTHERS_RESET_TIMEOUT: Delta =
     Delta::from_nanos(3 * MOST_RESET_TIMEOUT.as_nanos() + 120_000_000_000);
 
-/// For how many milliseconds a bus may be frozen: longer than the PCI core waits for a function after a reset of the
-/// bus. It says when it gives up, but not all kernels do.
-const FROZEN: u64 = 75_000;
-
 /// Something about the device as a whole that its consumers are told of, as bits of a word.
 pub(crate) mod device_event {
     /// It failed.
@@ -303,10 +299,10 @@ pub(crate) struct Hardware {
     /// How full its tables are, once there are such, and how it interrupts: for who looks after a failure.
     pub(crate) tables: SetOnce<Tables>,
     pub(crate) arrangement: SetOnce<Arrangement>,
-    /// Until when the bus is frozen, in milliseconds of [`Recovery::now`]; zero where it is not.
-    frozen_until: Atomic<u64>,
     /// What the device may still do to host memory.
     pub(crate) reach: Arc<DeviceReach>,
+    /// Whether it was noted what became of it.
+    is_reach_noted: Atomic<u32>,
     /// Changes that when the device failed.
     #[pin]
     stopper: Stopper,
@@ -363,8 +359,8 @@ impl Hardware {
             event_counts: EventCounts::new(),
             tables: SetOnce::new(),
             arrangement: SetOnce::new(),
-            frozen_until: Atomic::new(0),
             reach: reach.clone(),
+            is_reach_noted: Atomic::new(0),
             stopper <- Stopper::new(reach),
             failure <- new_work!("ferrite_failure"),
             pdev: ARef::from(&**pdev),
@@ -455,7 +451,7 @@ impl Hardware {
             ),
             _ => dev_err!(self.pdev, "device failed, its users are told to let go\n"),
         }
-        if !self.is_frozen() {
+        if !self.recovery.is_frozen() {
             self.registers.request_reset();
         }
         self.tell_carrier();
@@ -545,7 +541,7 @@ impl Hardware {
     /// where it stops the device at its beginning, and not for ever: who takes memory back here may be
     /// waited for by it.
     fn claim(&self) -> Option<Stopping<'_>> {
-        if self.is_frozen() {
+        if self.recovery.is_frozen() {
             return None;
         }
         let config = ConfigLock::try_new(&self.pdev)?;
@@ -626,31 +622,6 @@ impl Hardware {
         self.fail_for(Cause::BusError);
     }
 
-    /// The same of a bus that is frozen by that.
-    pub(crate) fn fail_for_frozen_bus(self: &Arc<Self>) {
-        self.freeze(true);
-        self.fail_for_bus_error();
-    }
-
-    /// The bus is frozen, or not any more. Nobody reads or writes registers while it is: what comes back is nothing that
-    /// the device said, and the bus is being reset, or held apart from the machine. Who has the device to stop waits.
-    pub(crate) fn freeze(&self, frozen: bool) {
-        let until = if frozen {
-            self.recovery.now() + FROZEN
-        } else {
-            0
-        };
-        self.frozen_until.store(until, Relaxed);
-    }
-
-    /// Whether it is.
-    fn is_frozen(&self) -> bool {
-        match self.frozen_until.load(Relaxed) {
-            0 => false,
-            until => self.recovery.now() < until,
-        }
-    }
-
     /// Whether anybody has a queue pair, but for that of management, which the core has for as long as there is the
     /// device, or a work queue.
     pub(crate) fn is_in_use(&self) -> bool {
@@ -684,15 +655,15 @@ impl Hardware {
         if self.cqp.kill() {
             self.log().change(Change::Ended);
         }
-        let stopped = self.is_stopped();
         self.stop_by_all_means();
-        if !stopped {
-            self.log_reach();
-        }
+        self.note_reach();
     }
 
-    /// Notes what became of it.
-    fn log_reach(&self) {
+    /// Notes what became of it, once.
+    fn note_reach(&self) {
+        if self.is_reach_noted.xchg(1, Relaxed) != 0 {
+            return;
+        }
         self.log().change(match self.reach.get() {
             Reach::Unstoppable => Change::Unstoppable,
             Reach::Working | Reach::Stopped => Change::Stopped,
@@ -959,7 +930,7 @@ impl WorkItem for Hardware {
 
     fn run(this: Arc<Self>) {
         this.stop_by_all_means();
-        this.log_reach();
+        this.note_reach();
         this.notify_all();
     }
 }

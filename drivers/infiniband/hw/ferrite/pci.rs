@@ -379,13 +379,14 @@ impl pci::Driver for FerriteDriver {
             return Err(ENODEV);
         }
         pdev.enable_device_mem()?;
+        ConfigLock::new(pdev).restore_lost();
         // SAFETY: Nothing maps memory for this device yet.
         unsafe { pdev.dma_set_max_seg_size(MAX_SEGMENT) };
         let registers = Registers::map(pdev)?;
-        // For who recovers from errors of the bus. It answered just now, and nobody resets it without the device lock.
-        ConfigLock::new(pdev).save()?;
+        // It answered just now.
+        let saved = ConfigLock::new(pdev).keep()?;
         let bound = BoundDevice {
-            recovery: Recovery::new(pdev, registers)?,
+            recovery: Recovery::new(pdev, registers, saved)?,
         };
         bound.recovery.open(pdev)?;
         Ok(bound)
@@ -413,8 +414,12 @@ impl ResetHandlers for FerriteDriver {
         this.recovery.hold(config);
     }
 
-    fn reset_done<'bound>(_pdev: &'bound pci::Device<Core<'_>>, this: Pin<&Self::Data<'bound>>) {
-        this.recovery.was_reset();
+    fn reset_done<'bound>(
+        _pdev: &'bound pci::Device<Core<'_>>,
+        this: Pin<&Self::Data<'bound>>,
+        config: &Config<'_>,
+    ) {
+        this.recovery.was_reset(config);
     }
 }
 

@@ -76,7 +76,8 @@ use crate::{
         pci::{
             Channel,
             Config,
-            ConfigLock, //
+            ConfigLock,
+            SavedState, //
         },
         workqueue::OwnedQueue, //
     },
@@ -104,6 +105,10 @@ use kernel::{
     prelude::*,
     sync::{
         aref::ARef,
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
         Arc,
         CondVar,
         CondVarTimeoutResult,
@@ -140,6 +145,10 @@ const LET_GO: Refusal = Refusal::new(ENODEV, c"the driver lets go of the device"
 const SHUT_DOWN: Refusal = Refusal::new(EBUSY, c"the machine shuts down");
 
 const NO_BUS: Refusal = Refusal::new(ENODEV, c"the bus did not recover: reset the function first");
+
+/// For how many milliseconds a bus may be frozen: longer than the PCI core waits for a function after a reset of the
+/// bus. It says when it gives up, but not all kernels do.
+const FROZEN: u64 = 75_000;
 
 /// What is kept from one life to the next.
 pub(crate) struct Kept {
@@ -311,6 +320,10 @@ impl Current {
 pub(crate) struct Recovery {
     pdev: ARef<pci::Device>,
     registers: Arc<Registers>,
+    /// Config space as it was when the driver was bound.
+    saved: SavedState,
+    /// Until when the bus is frozen, in milliseconds of [`Self::now`]; zero where it is not.
+    frozen_until: Atomic<u64>,
     /// When this was made: what [`Plan`] counts from.
     epoch: Instant<Monotonic>,
     /// Does what is to be done. Queued also when the device fails, in an interrupt; not where a [`Hardware`] has its
@@ -361,9 +374,15 @@ struct OpenedWork {
 
 impl Recovery {
     /// Of a function with these registers; there is no life yet.
-    pub(crate) fn new(pdev: &pci::Device<Bound>, registers: Registers) -> Result<Arc<Self>> {
+    pub(crate) fn new(
+        pdev: &pci::Device<Bound>,
+        registers: Registers,
+        saved: SavedState,
+    ) -> Result<Arc<Self>> {
         let init = try_pin_init!(Self {
             registers: Arc::new(registers, GFP_KERNEL)?,
+            saved,
+            frozen_until: Atomic::new(0),
             epoch: Instant::now(),
             work: BoundWork::new(
                 pdev.as_ref(),
@@ -398,6 +417,7 @@ impl Recovery {
                     cause: None,
                     trying: false,
                     error: None,
+                    bus_gone: false,
                 },
                 "ferrite_counts"
             ),
@@ -442,7 +462,7 @@ impl Recovery {
 
     /// Ends the present life, and sees to it that there is no other. Sleeps.
     pub(crate) fn close(self: &Arc<Self>) {
-        // Who unbinds has the device lock, without which nobody resets the bus: he need not wait for that.
+        // Who unbinds has the device lock, for which the PCI core waits before it goes on: he is not to wait for that.
         self.thaw();
         // Who asked for an attempt has devlink locked: he goes first.
         self.exchange.lock().closed = true;
@@ -463,6 +483,8 @@ impl Recovery {
         }
         parting::end(&self.pdev, life);
         drop(interface);
+        // For whoever is bound next.
+        ConfigLock::new(&self.pdev).give_back(&self.saved);
     }
 
     /// What happens to the device.
@@ -511,7 +533,7 @@ impl Recovery {
     }
 
     /// Milliseconds since the driver was bound.
-    pub(crate) fn now(&self) -> u64 {
+    fn now(&self) -> u64 {
         self.epoch.elapsed().as_millis() as u64
     }
 
@@ -556,6 +578,8 @@ impl Recovery {
 
     /// Somebody else is about to reset the function, with its config space locked. Sleeps.
     pub(crate) fn hold(&self, config: &Config<'_>) {
+        // First, as the PCI core saves what there is next, to restore it.
+        config.give_back(&self.saved);
         drop(self.hold_for(Holder::Reset, config, Hardware::fail_for_reset));
     }
 
@@ -569,7 +593,7 @@ impl Recovery {
     /// Holds the function, gives its device up by `fail`, stops it, and takes the bus from it. For who has the device
     /// lock. Sleeps.
     fn stop_for(&self, holder: Holder, fail: fn(&Arc<Hardware>)) {
-        // As where the driver is unbound: the bus is not reset meanwhile.
+        // As where the driver is unbound.
         self.thaw();
         let hw = {
             let config = ConfigLock::new(&self.pdev);
@@ -603,22 +627,23 @@ impl Recovery {
 
     /// An error of the bus was found, of which `channel` is left. The device is given up: what was on the way to it or
     /// from it may be lost. Sleeps.
-    pub(crate) fn bus_failed(&self, channel: Channel) {
+    pub(crate) fn bus_failed(self: &Arc<Self>, channel: Channel) {
         match channel {
             Channel::Normal => self.stop_for(Holder::Bus, Hardware::fail_for_bus_error),
             // Neither registers nor config space are touched.
             Channel::Frozen => {
-                drop(self.fail_and_hold(Holder::Bus, Hardware::fail_for_frozen_bus));
+                self.frozen_until.store(self.now() + FROZEN, Relaxed);
+                drop(self.fail_and_hold(Holder::Bus, Hardware::fail_for_bus_error));
             }
+            // Something else may have failed behind the same port.
+            Channel::PermFailure if self.bus_was_reset().is_ok() => self.bus_works(),
             Channel::PermFailure => {
+                self.set_bus_gone(true);
                 self.log.change(Change::LeftAlone);
                 dev_err!(
                     self.pdev,
-                    "the bus does not recover: the device stays failed until it is reset, or bound anew\n"
+                    "the bus does not recover: the device stays failed until it is reset\n"
                 );
-                drop(self.fail_and_hold(Holder::Bus, Hardware::fail_for_bus_error));
-                self.current.lock().bus_gone = true;
-                self.thaw();
             }
         }
     }
@@ -628,7 +653,7 @@ impl Recovery {
     pub(crate) fn bus_was_reset(&self) -> Result {
         {
             let config = ConfigLock::new(&self.pdev);
-            config.restore();
+            config.give_back(&self.saved);
             self.thaw();
             // A driver that was bound meanwhile was not told of the error.
             self.hold_for(Holder::Bus, &config, Hardware::fail_for_bus_error);
@@ -636,16 +661,29 @@ impl Recovery {
         self.registers.presence().inspect_err(|error| {
             dev_err!(
                 self.pdev,
-                "no device after a reset of the bus: {:?}\n",
+                "no device after an error of the bus: {:?}\n",
                 error
             )
         })
     }
 
+    /// Notes whether the bus was given up.
+    fn set_bus_gone(&self, gone: bool) {
+        self.current.lock().bus_gone = gone;
+        self.counts.lock().bus_gone = gone;
+    }
+
     /// The bus is not frozen, or not any more.
     fn thaw(&self) {
-        if let Some(hw) = &self.current.lock().hw {
-            hw.freeze(false);
+        self.frozen_until.store(0, Relaxed);
+    }
+
+    /// Whether it is. Nobody reads or writes registers then: what comes back is nothing that the device said, and the
+    /// bus is being reset, or held apart from the machine. Who has the device to stop waits.
+    pub(crate) fn is_frozen(&self) -> bool {
+        match self.frozen_until.load(Relaxed) {
+            0 => false,
+            until => self.now() < until,
         }
     }
 
@@ -673,15 +711,17 @@ impl Recovery {
         hw
     }
 
-    /// Somebody else has reset the function, or tried to.
-    pub(crate) fn was_reset(self: &Arc<Self>) {
+    /// Somebody else has reset the function, or tried to. Config space is locked.
+    pub(crate) fn was_reset(self: &Arc<Self>, config: &Config<'_>) {
+        config.give_back(&self.saved);
         self.current.lock().was_reset();
+        self.counts.lock().bus_gone = false;
         self.wake();
     }
 
     /// The PCI core has recovered from an error of the bus.
     pub(crate) fn bus_works(self: &Arc<Self>) {
-        self.current.lock().bus_gone = false;
+        self.set_bus_gone(false);
         self.release(Holder::Bus);
     }
 

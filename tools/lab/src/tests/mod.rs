@@ -217,7 +217,7 @@ pub fn groups() -> Vec<Group> {
             name: "crowds",
             flavour: Flavour::Stock,
             load_driver: true,
-            options: |o| Options { cpus: 1, ..o },
+            options: recovery::beside_another,
             seconds: 600,
             long: true,
             tests: &[

@@ -12,7 +12,7 @@ use super::driver::{
 use super::misbehaviour::{behave, commands_given, misbehave, none_pinned_since};
 use super::misbehaviour::{pinned, reset, wait_for_commands};
 use super::{nothing_left, nvme, still_works, vector_map, wait_active, VmTest};
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Options};
 use crate::process::wait_until;
 use crate::shell::LOAD_DRIVER;
 use crate::traffic::{wait_listening, DEVICE_AND_GID};
@@ -85,8 +85,32 @@ pub const BUS: &[VmTest] = &[VmTest::new(
     comes_back_after_bus_errors,
 )];
 
-/// On the stock kernel: the locks of the kernel's NVMe target are not as lockdep wants them.
+/// One processor each, and in the first machine a function without a driver behind the same port as the device's.
+pub fn beside_another(usual: Options) -> Options {
+    let another = [
+        "-global",
+        "vfio-user-pci.multifunction=on",
+        "-device",
+        "pci-testdev,bus=rp0,addr=0.1",
+    ];
+    Options {
+        cpus: 1,
+        qemu_args: vec![another.map(str::to_owned).to_vec()],
+        ..usual
+    }
+}
+
+/// On the stock kernel: the locks of the kernel's NVMe target are not as lockdep wants them, and the test kernel handles
+/// no errors of the bus.
 pub const STOCK: &[VmTest] = &[
+    VmTest::new(
+        "an error of the bus that the kernel gives up for another function, and the device comes back",
+        comes_back_after_errors_given_up,
+    ),
+    VmTest::new(
+        "an error of the bus while others reset the function, and while its driver goes: it can be had again",
+        comes_back_after_errors_in_between,
+    ),
     VmTest::new(
         "an NVMe initiator and a target find a device again that came back",
         nvme_returns,
@@ -949,7 +973,8 @@ fn comes_back_after_reset(cluster: &Cluster) -> Result<()> {
 /// and a data link protocol error, which is fatal.
 const BUS_ERRORS: [&str; 2] = ["COMP_TIME", "DLP"];
 
-fn comes_back_after_bus_errors(cluster: &Cluster) -> Result<()> {
+/// Errors of the bus under a program, one after the other, of which the kernel says in the end that recovery `ended`.
+fn bus_errors(cluster: &Cluster, ended: &str) -> Result<()> {
     let (one, _) = cluster.two()?;
     bind_anew(one)?;
     let before = pinned(one)?;
@@ -967,11 +992,51 @@ fn comes_back_after_bus_errors(cluster: &Cluster) -> Result<()> {
         );
         let said = one.sh("dmesg")?;
         ensure!(
-            said.contains("device recovery successful") && !said.contains("cannot be stopped"),
+            said.contains(&format!("device recovery {ended}"))
+                && !said.contains("cannot be stopped"),
             "{error}:\n{said}"
         );
     }
     none_pinned_since(one, before)?;
+    nothing_left(one)?;
+    still_works(cluster)
+}
+
+fn comes_back_after_bus_errors(cluster: &Cluster) -> Result<()> {
+    bus_errors(cluster, "successful")
+}
+
+fn comes_back_after_errors_given_up(cluster: &Cluster) -> Result<()> {
+    bus_errors(cluster, "failed")
+}
+
+fn comes_back_after_errors_in_between(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    bind_anew(one)?;
+    let count = lives(one)?;
+    let resets = one.spawn(
+        "for i in $(seq 30); do
+             for f in /sys/bus/pci/drivers/ferrite/*:*:*.*; do echo 1 >$f/reset; done
+             sleep 0.$((RANDOM % 2))$((RANDOM % 10))
+         done; true",
+        PATIENCE,
+    )?;
+    for error in BUS_ERRORS.into_iter().cycle().take(6) {
+        one.bus_error(error)?;
+        std::thread::sleep(Duration::from_millis(300));
+    }
+    resets.success()?;
+    // It may have been left alone by then.
+    one.sh(&format!("{REPORTERS}; {RECOVER_ANYHOW}; true"))?;
+    wait_back(one, count)?;
+    for error in BUS_ERRORS {
+        one.sh("dmesg -C")?;
+        one.bus_error(error)?;
+        unbind(one)?;
+        one.wait_for("dmesg | grep -q 'device recovery'", PATIENCE)?;
+        bind(one)?;
+        wait_active(one)?;
+    }
     nothing_left(one)?;
     still_works(cluster)
 }

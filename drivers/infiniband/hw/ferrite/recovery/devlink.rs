@@ -42,6 +42,8 @@ pub(super) struct Counts {
     pub(super) trying: bool,
     /// Why the last attempt failed, unless it did not.
     pub(super) error: Option<Error>,
+    /// Whether the PCI core gave the bus up.
+    pub(super) bus_gone: bool,
 }
 
 /// What devlink shows of what a device is.
@@ -151,11 +153,10 @@ impl Recovery {
         };
         // Not with the lock held: what is said takes memory.
         let counts = *self.counts.lock();
-        let bus_gone = self.current.lock().bus_gone;
         diagnosis.text(
             c"state",
             match phase {
-                _ if bus_gone => c"failed",
+                _ if counts.bus_gone => c"failed",
                 _ if counts.trying => c"being tried",
                 Phase::Working => c"working",
                 Phase::Reported | Phase::Waiting { .. } => c"coming back",
