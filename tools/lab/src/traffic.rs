@@ -25,6 +25,16 @@ done
 [ -n "$gid" ] || { echo "no RoCEv2 GID for the IPv4 address"; exit 1; }
 "#;
 
+/// Waits until `ibv_rc_pingpong` has a queue pair that is connected. Not any: the connection manager has one from the
+/// beginning.
+pub fn wait_connected(vm: &Vm) -> Result<()> {
+    vm.wait_for(
+        "rdma resource show qp | grep 'state RTS' | grep -q ibv_rc_pingpong",
+        Duration::from_secs(60),
+    )
+    .context("no queue pair is connected")
+}
+
 /// Waits until something listens on a TCP port.
 pub fn wait_listening(vm: &Vm, port: u16) -> Result<()> {
     vm.wait_for(

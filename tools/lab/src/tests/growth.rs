@@ -9,7 +9,7 @@ use anyhow::{bail, Context, Result};
 use super::{allocations, basics, wait_active, VmTest};
 use crate::cluster::Cluster;
 use crate::process::wait_until;
-use crate::traffic::wait_listening;
+use crate::traffic::{wait_connected, wait_listening};
 use crate::vm::Vm;
 
 /// On machines with the driver loaded, which have it loaded as usual afterwards.
@@ -57,7 +57,7 @@ fn all_fail(one: &Vm, two: &Vm, count: u32) -> Result<()> {
     let server = one.spawn(&pingpong, time)?;
     wait_listening(one, PORT)?;
     let client = two.spawn(&format!("{pingpong} {}", one.ip()), time)?;
-    one.wait_for("ferritectl show qps | grep -q Rts", Duration::from_secs(60))?;
+    wait_connected(one)?;
     let events = |eqn| -> Result<u64> {
         let queues = event_queues(one)?;
         number(queues.get(&eqn).context("no such queue")?, "events")

@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::{nothing_left, VmTest};
 use crate::cluster::Cluster;
 use crate::process::wait_until;
-use crate::traffic::{wait_listening, DEVICE_AND_GID};
+use crate::traffic::{wait_connected, wait_listening, DEVICE_AND_GID};
 use crate::vm::Vm;
 
 /// On the unmodified Debian kernel.
@@ -39,7 +39,7 @@ fn ferritectl(cluster: &Cluster) -> Result<()> {
             "ferritectl show qps --json | grep -q 'ibv_rc_pingpong'",
             time,
         )?;
-        one.wait_for("ferritectl show qps | grep -q Rts", time)?;
+        wait_connected(one)?;
         let processors = one.sh("nproc")?.trim().parse()?;
         // The programs may have done little yet.
         let shown = until_right(one, || {

@@ -11,7 +11,7 @@ use super::vectors::{self, TAKEN};
 use super::{basics, lifecycle, nvme, still_works, VmTest};
 use crate::cluster::Cluster;
 use crate::process::wait_until;
-use crate::traffic::{wait_listening, DEVICE_AND_GID};
+use crate::traffic::{wait_connected, wait_listening, DEVICE_AND_GID};
 use crate::vm::{Running, Vm};
 
 /// With any number of processors and vectors.
@@ -189,7 +189,7 @@ impl<'v> Endless<'v> {
         wait_listening(one, PORT)?;
         let client = format!("{DEVICE_AND_GID} exec {endless} {}", one.ip());
         let client = two.spawn(&client, time)?;
-        one.wait_for("ferritectl show qps | grep -q Rts", TIME)?;
+        wait_connected(one)?;
         Ok(Self(server, client))
     }
 
