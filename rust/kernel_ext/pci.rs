@@ -164,9 +164,8 @@ impl<Ctx: DeviceContext> Config<'_, Ctx> {
         let pdev = as_raw(self.pdev);
         // SAFETY: A reference to a device keeps it valid, and by its type invariant `saved` is such a state, which is
         // copied. Config space is locked (type invariant), so that nobody else saves or restores it.
-        let loaded =
-            to_result(unsafe { bindings::pci_load_saved_state(pdev, saved.state.as_ptr()) });
-        if loaded.is_err() {
+        let loaded = unsafe { bindings::pci_load_saved_state(pdev, saved.state.as_ptr()) };
+        if loaded != 0 {
             // Of another function.
             return;
         }
