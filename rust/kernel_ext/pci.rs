@@ -437,7 +437,7 @@ pub trait ErrorHandlers: pci::Driver {
         this: Pin<&Self::Data<'bound>>,
     ) -> Result;
 
-    /// All functions behind the error were reset: work goes on.
+    /// The PCI core is done with it, whether it has reset the bus or not: work goes on.
     fn resume<'bound>(dev: &'bound pci::Device<device::Core<'_>>, this: Pin<&Self::Data<'bound>>);
 }
 
