@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Client and server programs in two guests.
 
-use std::time::Duration;
+use std::fmt::Write as _;
+use std::time::{Duration, Instant};
 
 use anyhow::{bail, Context, Result};
 
@@ -68,7 +69,32 @@ pub fn client_server(
     Ok((asked.out, served.out))
 }
 
+/// What a machine shows of RDMA programs that get no further: where their threads are, their queue pairs as the kernel
+/// and the device know them, and what was counted, twice with a second between.
+const WHERE_IT_HANGS: &str = r#"
+for at in /proc/[0-9]*; do
+    case $(ls -l $at/fd 2>/dev/null) in *infiniband*|*infinibandevent*)
+        echo "${at##*/} $(<$at/comm): $(grep State $at/status)"
+        cat $at/task/*/stack 2>/dev/null
+    esac
+done
+cd /sys/class/infiniband
+for dev in *; do
+    echo "$dev"
+    rdma -d resource show qp link $dev/1
+    rdma -r resource show qp link $dev/1
+    cat /sys/kernel/debug/$dev/{qps,cqs,eqs} 2>/dev/null
+    grep -H . $dev/ports/1/hw_counters/* | grep -v ':0$'
+    sleep 1
+    echo 'a second later'
+    grep -H . $dev/ports/1/hw_counters/* | grep -v ':0$'
+done
+true"#;
+
 /// Runs both scripts of [`client_server`]; says how they ended, the client's end first.
+///
+/// A program that is killed for its time has taken its queue pair along. So what hangs is looked at a little before,
+/// and is in what the server said.
 fn outcomes(
     server: (&Vm, &str),
     client: (&Vm, &str),
@@ -94,18 +120,34 @@ fn outcomes(
         let _ = serving.signal(libc::SIGKILL);
         return Err(error);
     }
-    let asked = client_vm.run(
+    let asking = client_vm.spawn(
         &format!(
             "{DEVICE_AND_GID} port={port} peer={}; {client_script}",
             server_vm.ip()
         ),
         timeout,
     )?;
+    let mut seen = String::new();
+    let asked = match asking.ended_until(Instant::now() + client_vm.at_most(timeout) * 7 / 8)? {
+        Some(asked) => asked,
+        None => {
+            for vm in [client_vm, server_vm] {
+                let shown = match vm.run(WHERE_IT_HANGS, Duration::from_secs(30)) {
+                    Ok(outcome) => outcome.out + &outcome.err,
+                    Err(error) => format!("{error:#}"),
+                };
+                let _ = write!(seen, "--- {}, while nothing goes on:\n{shown}", vm.name());
+            }
+            asking.wait()?
+        }
+    };
     if !asked.ok() {
         // The server may wait for a client that is gone.
         let _ = serving.signal(libc::SIGTERM);
     }
-    Ok((asked, serving.wait()?))
+    let mut served = serving.wait()?;
+    served.err.push_str(&seen);
+    Ok((asked, served))
 }
 
 /// What both scripts said, of which one failed.

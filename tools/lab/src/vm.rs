@@ -691,9 +691,23 @@ impl Running<'_> {
     /// Waits for the end. A guest that does not answer in time is wedged: it is killed, and the
     /// error shows its serial log.
     pub fn wait(self) -> Result<Outcome> {
+        let end = self.deadline;
+        self.ended_until(end)?.ok_or_else(|| {
+            self.vm.kill();
+            anyhow!(
+                "{} is wedged (no answer to: {}); killed\n{}",
+                self.vm.name(),
+                self.script,
+                self.vm.last_words()
+            )
+        })
+    }
+
+    /// Waits until then for the end (its outcome is then lost to [`Running::wait`]).
+    pub fn ended_until(&self, then: Instant) -> Result<Option<Outcome>> {
         loop {
             match self.done.recv_timeout(Duration::from_millis(50)) {
-                Ok(outcome) => return Ok(outcome),
+                Ok(outcome) => return Ok(Some(outcome)),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => bail!(
                     "{} ended during: {}\n{}",
@@ -703,14 +717,8 @@ impl Running<'_> {
                 ),
             }
             check_interrupted()?;
-            if Instant::now() >= self.deadline {
-                self.vm.kill();
-                bail!(
-                    "{} is wedged (no answer to: {}); killed\n{}",
-                    self.vm.name(),
-                    self.script,
-                    self.vm.last_words()
-                );
+            if Instant::now() >= then {
+                return Ok(None);
             }
         }
     }
