@@ -55,7 +55,7 @@ pub fn bar_range(
     range_in(memory_bar(pdev, bar)?, offset, length)
 }
 
-/// Writes zeroes to a range of a BAR that is memory. Sleeps.
+/// Writes zeroes to a range of a BAR that is memory, which are there when this returns. Sleeps.
 pub fn clear_bar(
     pdev: &pci::Device<device::Bound>,
     bar: u32,
@@ -70,6 +70,12 @@ pub fn clear_bar(
     }
     // SAFETY: As many bytes were mapped just now, and nobody else knows of that.
     unsafe { bindings::memset_io(io, 0, length) };
+    if length > 0 {
+        // Writes are posted: the device may be told of the range, by memory, before they have come to it. A read
+        // comes behind them.
+        // SAFETY: The byte is one of those that were mapped.
+        unsafe { bindings::readb(io) };
+    }
     // SAFETY: It was mapped above, and is not used any more.
     unsafe { bindings::iounmap(io) };
     Ok(())

@@ -85,6 +85,16 @@ impl<T: ForeignOwnable> IrqXArray<T> {
         to_result(ret)
     }
 
+    /// Keeps room for a value at `index`, which must be free (`EBUSY` else), so that putting it there later cannot
+    /// fail. May sleep.
+    pub fn reserve(&self, index: usize) -> Result<Reserved<'_, T>> {
+        let gfp = bindings::GFP_KERNEL;
+        // SAFETY: The array is initialised; no entry stands for one that is reserved.
+        let ret = unsafe { bindings::xa_insert_irq(self.xa.get(), index, ptr::null_mut(), gfp) };
+        to_result(ret)?;
+        Ok(Reserved { table: self, index })
+    }
+
     /// Takes the value at `index` out.
     pub fn remove(&self, index: usize) -> Option<T> {
         // SAFETY: By the type invariant the array is initialised, and its lock with it.
@@ -158,6 +168,37 @@ where
     /// A reference of one's own to the value at `index`.
     pub fn get(&self, index: usize) -> Option<T> {
         self.with(index, |value| value.try_into().ok())?
+    }
+}
+
+/// Room for a value in a table, which is given back when this is dropped. Until it is filled there is nothing.
+pub struct Reserved<'a, T: ForeignOwnable> {
+    table: &'a IrqXArray<T>,
+    index: usize,
+}
+
+impl<T: ForeignOwnable> Reserved<'_, T> {
+    /// Puts `value` there.
+    pub fn fill(self, value: T) {
+        let table = self.table;
+        let entry = value.into_foreign();
+        // SAFETY: By the table's invariant the array is initialised, and its lock with it.
+        unsafe { spin_lock_irq_disable(table.lock()) };
+        // SAFETY: The array is initialised, and its lock was taken above; `entry` is a pointer aligned enough to be
+        // stored. Nothing is allocated, as the node is there for what is reserved.
+        let before = unsafe { bindings::__xa_store(table.xa.get(), self.index, entry, 0) };
+        // SAFETY: The lock was taken above, by this task.
+        unsafe { spin_unlock_irq_enable(table.lock()) };
+        debug_assert!(before.is_null());
+        // Else the value would be taken out.
+        core::mem::forget(self);
+    }
+}
+
+impl<T: ForeignOwnable> Drop for Reserved<'_, T> {
+    fn drop(&mut self) {
+        // There is no value: it was not filled.
+        let _ = self.table.remove(self.index);
     }
 }
 

@@ -94,8 +94,9 @@ impl Umem {
     /// wait for it.
     pub fn leak(self) {
         let Self { raw, hold } = self;
-        // Nobody looks at the device of a umem but who releases it, and an exporter that moves a DMA buffer though it is
-        // pinned, which it must not.
+        // Who looks at the device of a umem is who releases it, an exporter that moves a DMA buffer though it is pinned,
+        // which it must not, and who lists DMA buffers (`dma_buf_debug_show`): so the driver of a device of which there is
+        // something to leak keeps a reference to it, with what else the device may use.
         core::mem::forget(raw);
         drop(hold);
     }

@@ -261,7 +261,7 @@ impl<'a, D: Driver> SendWr<'a, D> {
                 return Err(EINVAL);
             }
             // SAFETY: Whoever posts a registration keeps the region until the request is complete. Device
-            // and domain are set by `ib_alloc_mr`, and do not change.
+            // and domain are set where regions are made, and do not change.
             let (device, pd) = unsafe { ((*wr.mr).device, (*wr.mr).pd) };
             // That of another device need not be one of `D`. One of another domain is refused by the
             // device, which ends the connection.
@@ -269,7 +269,8 @@ impl<'a, D: Driver> SendWr<'a, D> {
                 return Err(EINVAL);
             }
             // SAFETY: Whoever posts keeps it, for longer than `'a`. It is of the queue pair's device, which
-            // is one of `D`, so that `alloc_mr` of `D` has made it.
+            // is one of `D`: whichever way it was made, `D` has made its data. That it need not be one for
+            // registrations by work request is for `D` to find out.
             let mr = unsafe { Object::<kind::Mr, D>::from_raw(wr.mr) };
             Ok(RegWr {
                 mr,

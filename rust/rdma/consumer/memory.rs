@@ -292,6 +292,45 @@ const IDLE: u32 = 0;
 const BUSY: u32 = 1;
 /// The peer may use it.
 const REGISTERED: u32 = 2;
+/// A request that was to register or invalidate it has failed, or was flushed, which says nothing of how far it had come:
+/// the peer may use it or not. It can be ended, and nothing else.
+const UNKNOWN: u32 = 3;
+
+/// How far the registration of a region is.
+struct Progress(Atomic<u32>);
+
+impl Progress {
+    const fn new() -> Self {
+        Self(Atomic::new(IDLE))
+    }
+
+    /// A request is posted that `registers`, or invalidates: `EBUSY` where that cannot be now.
+    fn begin(&self, registers: bool) -> Result {
+        let from = if registers { IDLE } else { REGISTERED };
+        self.0.cmpxchg(from, BUSY, Acquire).map_err(|_| EBUSY)?;
+        Ok(())
+    }
+
+    /// It was not posted after all.
+    fn take_back(&self, registers: bool) {
+        self.0
+            .store(if registers { IDLE } else { REGISTERED }, Release);
+    }
+
+    /// It is complete. A device may have carried out what it then flushes.
+    fn end(&self, registers: bool, is_success: bool) {
+        let state = match (is_success, registers) {
+            (true, true) => REGISTERED,
+            (true, false) => IDLE,
+            (false, _) => UNKNOWN,
+        };
+        self.0.store(state, Release);
+    }
+
+    fn is_registered(&self) -> bool {
+        self.0.load(Relaxed) == REGISTERED
+    }
+}
 
 /// Memory that peers of one protection domain may use while it is registered (FRWR), by an address and a key.
 ///
@@ -305,14 +344,14 @@ const REGISTERED: u32 = 2;
 pub struct Region {
     raw: NonNull<bindings::ib_mr>,
     access: Access,
-    state: Atomic<u32>,
+    progress: Progress,
     buffer: Arc<Buffer>,
     pd: Arc<Pd>,
 }
 
 // SAFETY: `ib_dereg_mr_user` may be called by any task.
 unsafe impl Send for Region {}
-// SAFETY: What changes of a region are its keys, by who has set `state` to busy; they are whole words that are read and
+// SAFETY: What changes of a region are its keys, by who has begun a registration; they are whole words that are read and
 // written as such.
 unsafe impl Sync for Region {}
 
@@ -345,7 +384,7 @@ impl Region {
         let this = Self {
             raw: NonNull::new(raw).ok_or(ENOMEM)?,
             access,
-            state: Atomic::new(IDLE),
+            progress: Progress::new(),
             buffer,
             pd: pd.clone(),
         };
@@ -408,9 +447,9 @@ impl Region {
 
     /// Begins a registration, with another key than the last: the next of 256.
     pub(super) fn begin_registering(&self) -> Result {
-        self.state.cmpxchg(IDLE, BUSY, Acquire).map_err(|_| EBUSY)?;
+        self.progress.begin(true)?;
         let next = |key: u32| (key & !0xff) | u32::from((key as u8).wrapping_add(1));
-        // SAFETY: By the type invariant the region is ours, and `state` was set by us in one step, so that nobody else
+        // SAFETY: By the type invariant the region is ours, and whoever has begun does so alone, so that nobody else
         // writes the keys. Others read them meanwhile, hence the volatile accesses.
         unsafe {
             let (lkey, rkey) = (
@@ -425,21 +464,23 @@ impl Region {
 
     /// Begins an invalidation.
     pub(super) fn begin_invalidating(&self) -> Result {
-        self.state
-            .cmpxchg(REGISTERED, BUSY, Acquire)
-            .map_err(|_| EBUSY)?;
-        Ok(())
+        self.progress.begin(false)
     }
 
-    /// What was begun has ended like this.
-    pub(super) fn settle(&self, is_registered: bool) {
-        let state = if is_registered { REGISTERED } else { IDLE };
-        self.state.store(state, Release);
+    /// What was begun, which `registers`, or invalidates, was not posted.
+    pub(super) fn take_back(&self, registers: bool) {
+        self.progress.take_back(registers);
     }
 
-    /// Whether the peer may use it.
+    /// It is complete.
+    pub(super) fn end(&self, registers: bool, is_success: bool) {
+        self.progress.end(registers, is_success);
+    }
+
+    /// Whether the peer may use it, and it can be invalidated. After a request that was to change this and did not
+    /// succeed nobody knows, and it stays so.
     pub fn is_registered(&self) -> bool {
-        self.state.load(Relaxed) == REGISTERED
+        self.progress.is_registered()
     }
 }
 
@@ -488,6 +529,39 @@ mod tests {
         drop(chunks);
         assert!(last.is_some_and(|chunk| chunk.iter().all(|&byte| byte == 3)));
         drop(landlord);
+        Ok(())
+    }
+
+    #[test]
+    fn a_registration_that_did_not_succeed_is_not_taken_for_none() -> Result {
+        for registers in [true, false] {
+            let progress = Progress::new();
+            assert_eq!(progress.begin(false), Err(EBUSY));
+            progress.begin(true)?;
+            assert_eq!(progress.begin(true), Err(EBUSY));
+            assert!(!progress.is_registered());
+            progress.take_back(true);
+            progress.begin(true)?;
+            if !registers {
+                progress.end(true, true);
+                assert!(progress.is_registered());
+                assert_eq!(progress.begin(true), Err(EBUSY));
+                progress.begin(false)?;
+                assert!(!progress.is_registered());
+                progress.take_back(false);
+                assert!(progress.is_registered());
+                progress.begin(false)?;
+                progress.end(false, true);
+                assert!(!progress.is_registered());
+                progress.begin(true)?;
+                progress.end(true, true);
+                progress.begin(false)?;
+            }
+            progress.end(registers, false);
+            assert!(!progress.is_registered());
+            assert_eq!(progress.begin(true), Err(EBUSY));
+            assert_eq!(progress.begin(false), Err(EBUSY));
+        }
         Ok(())
     }
 

@@ -314,7 +314,7 @@ impl<U: User, M: Maker> Qp<U, M> {
         // of which `memory` has a reference.
         let posted = unsafe { self.send(tag, memory, Ok(None), wr) };
         if posted.is_err() {
-            region.settle(false);
+            region.take_back(true);
         }
         posted
     }
@@ -334,7 +334,7 @@ impl<U: User, M: Maker> Qp<U, M> {
         // SAFETY: This opcode is of an `ib_send_wr`; the key is of the region, of which `memory` has a reference.
         let posted = unsafe { self.send(tag, memory, Ok(None), wr) };
         if posted.is_err() {
-            region.settle(true);
+            region.take_back(false);
         }
         posted
     }
@@ -510,9 +510,8 @@ impl<U: User> Queue<U> {
         let is_success = outcome.status == WcStatus::Success;
         match &memory {
             RequestMemory::Chunk(_) => {}
-            RequestMemory::Registering(region) => region.settle(is_success),
-            // Where it failed the queue pair is in error, and nobody can do anything with it any more.
-            RequestMemory::Invalidating(region) => region.settle(!is_success),
+            RequestMemory::Registering(region) => region.end(true, is_success),
+            RequestMemory::Invalidating(region) => region.end(false, is_success),
         }
         user.completed(Done {
             tag,

@@ -255,6 +255,18 @@ mod suite {
         assert_eq!(seen, 1);
         assert!(table.remove(5).is_some());
         assert!(table.remove(5).is_none());
+
+        // What is reserved is nobody else's, and nothing until it is filled.
+        let room = table.reserve(5)?;
+        let third = pd.get_ref().ok_or(EINVAL)?;
+        assert_eq!(table.insert(5, third), Err(EBUSY));
+        assert!(table.reserve(5).is_err() && table.get(5).is_none() && table.is_empty());
+        drop(room);
+        let room = table.reserve(5)?;
+        room.fill(pd.get_ref().ok_or(EINVAL)?);
+        assert_eq!(table.get(5).map(|pd| pd.0), Some(3));
+        assert!(table.reserve(5).is_err());
+        assert!(table.remove(5).is_some() && table.is_empty());
         // The references are gone, else this would wait for ever.
         // SAFETY: The object was prepared above, nobody has a reference to it, and it is not used
         // afterwards.

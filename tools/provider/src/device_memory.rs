@@ -259,8 +259,14 @@ unsafe extern "C" fn memcpy_to_dm(
             }
         }
     });
-    // Write-combined stores, where the mapping has them, are done before the next doorbell.
+    // Write-combined stores, where the mapping has them, are done before what follows.
     core::sync::atomic::fence(core::sync::atomic::Ordering::SeqCst);
+    if length > 0 {
+        // Stores to the device are posted, and a device that is awake finds the next work request in memory, without a
+        // doorbell behind them. A read comes behind them.
+        // SAFETY: `range` has checked that there are so many bytes.
+        unsafe { ptr::read_volatile(to) };
+    }
     0
 }
 

@@ -86,9 +86,12 @@ pub(crate) unsafe extern "C" fn bind_mw(
     mw: *mut ibv_mw,
     bind: *mut ibv_mw_bind,
 ) -> c_int {
-    // SAFETY: the consumer passes a live queue pair, a live window and its attributes.
-    let (qp, window, bind) = unsafe { (Qp::of(qp), &mut *mw, &*bind) };
-    let tag = Tag(window.rkey);
+    // SAFETY: the consumer passes a live queue pair and its attributes.
+    let (qp, bind) = unsafe { (Qp::of(qp), &*bind) };
+    let mut queue = qp.send.lock();
+    // Others may bind the window too, by this queue pair alone: whoever has the lock has its key.
+    // SAFETY: the consumer passes a live window.
+    let tag = Tag(unsafe { (*mw).rkey });
     let rkey = Tag::new(tag.index(), tag.instance().wrapping_add(1)).0;
     // SAFETY: the consumer passes a live window, and names a live region or none.
     let part = match unsafe { bind_part(mw, rkey, &bind.bind_info, qp.features) } {
@@ -102,7 +105,6 @@ pub(crate) unsafe extern "C" fn bind_mw(
         srqn: 0,
         part,
     };
-    let mut queue = qp.send.lock();
     if !qp.may_send() {
         return libc::EINVAL;
     }
@@ -111,6 +113,7 @@ pub(crate) unsafe extern "C" fn bind_mw(
     }
     qp.publish_send(&queue);
     // The verb returns the new key with the window, before the bind is carried out.
-    window.rkey = rkey;
+    // SAFETY: the window is live, as above.
+    unsafe { (*mw).rkey = rkey };
     0
 }

@@ -182,11 +182,13 @@ impl FerriteMr {
         let command = state.command(tag.0, 0, dev.features())?;
         // First, so that it goes last where something fails: the device is told of the memory below.
         let state = Arc::pin_init(new_mutex!(state, "ferrite_mr"), GFP_KERNEL_ACCOUNT)?;
-        let object = tpt::make(dev, &command, tag)?;
         let named = match &pd.regions {
             Some(regions) => Some(regions.add(tag.0, state.clone())?),
             None => None,
         };
+        // Nothing fails from here on. A window may be bound to the region as soon as the device knows it, by who
+        // guesses the key, and then it could not be ended any more.
+        let object = tpt::make(dev, &command, tag)?;
         new.set_keys(tag.0, tag.0);
         new.init(Ok::<_, Error>(Self {
             object: Some(object),
@@ -213,18 +215,17 @@ impl FerriteMr {
         let tag = taken.get();
         let memory = OnDemand::new(dev, pd.number(), tag.0, region)?;
         let buffer = memory.buffer()?;
-        let object = tpt::make(
-            dev,
-            &RegisterRegion {
-                tag: tag.0,
-                pd: pd.number(),
-                access,
-                flags: abi::REGION_ON_DEMAND,
-                address: device_address(access, region.iova, buffer.length)?,
-                buffer,
-            },
-            tag,
-        )?;
+        let command = RegisterRegion {
+            tag: tag.0,
+            pd: pd.number(),
+            access,
+            flags: abi::REGION_ON_DEMAND,
+            address: device_address(access, region.iova, buffer.length)?,
+            buffer,
+        };
+        let room = dev.hw.regions.reserve(tag.index() as usize)?;
+        // Nothing fails from here on, as in `register_state`.
+        let object = tpt::make(dev, &command, tag)?;
         new.set_keys(tag.0, tag.0);
         let mr = new.init(Ok::<_, Error>(Self {
             object: Some(object),
@@ -232,8 +233,7 @@ impl FerriteMr {
             tag: Some(taken),
         }))?;
         // Last: from now on its faults are dealt with.
-        let found = mr.get_ref().ok_or(ENODEV)?;
-        dev.hw.regions.insert(tag.index() as usize, found)?;
+        room.fill(mr.get_ref().ok_or(ENODEV)?);
         Ok(mr)
     }
 
@@ -436,7 +436,8 @@ impl MrOps for Ferrite {
                 object.destroy_unless_busy(|| windows.any_since(seen))?;
             }
         }
-        if let (RegionMemory::OnDemand(_), Some(tag)) = (&mr.memory, &mr.tag) {
+        if let (RegionMemory::OnDemand(memory), Some(tag)) = (&mr.memory, &mr.tag) {
+            memory.end();
             // Whoever deals with a fault now has a reference of its own, and is waited for.
             drop(mr.device().hw.regions.remove(tag.get().index() as usize));
         }

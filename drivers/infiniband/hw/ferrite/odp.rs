@@ -430,6 +430,8 @@ pub(crate) struct OnDemand {
     start: u64,
     iova: u64,
     length: u64,
+    /// The device has let go of it: who ends it waits for those who bring pages in.
+    ended: Atomic<bool>,
 }
 
 /// Whether all of the process's memory is meant.
@@ -485,6 +487,7 @@ impl OnDemand {
             start: region.start,
             iova: region.iova,
             length,
+            ended: Atomic::new(false),
         })
     }
 
@@ -615,6 +618,11 @@ impl OnDemand {
         self.map(dev, first, how).map(|_| ())
     }
 
+    /// The device uses the region no more: no advice about it is followed any further.
+    pub(crate) fn end(&self) {
+        self.ended.store(true, Relaxed);
+    }
+
     /// Brings in a part of the region that the process advised to. Sleeps.
     fn prefetch(&self, dev: &Device<Ferrite>, range: &AdvisedRange, advice: Advice) -> Result {
         let how = match advice {
@@ -629,6 +637,9 @@ impl OnDemand {
             // It is gigabytes at the most, and may be the process itself that waits.
             if user::is_dying() {
                 return Err(EINTR);
+            }
+            if self.ended.load(Relaxed) {
+                return Err(EINVAL);
             }
             let next = (at + MOST_AT_ONCE).min(all.end);
             let count = self.map(dev, at..next, how)?;

@@ -16,7 +16,10 @@ use crate::{
         ATT_MAX_ROOT_ENTRIES,
         ATT_TABLE_ENTRIES, //
     },
-    commands::DeviceObject,
+    commands::{
+        is_disagreement,
+        DeviceObject, //
+    },
     device::Ferrite,
     kernel_ext::{
         memory,
@@ -201,7 +204,14 @@ pub(crate) fn make<C: Command>(
     } else {
         DeviceObject::create
     };
-    make(&dev.hw, command, CommandOpcode::ReleaseTag, tag.0)
+    make(&dev.hw, command, CommandOpcode::ReleaseTag, tag.0).map_err(|error| {
+        if !is_disagreement(error) {
+            return error;
+        }
+        // There is something of which the driver does not know, and which may name memory that is somebody else's by now.
+        dev.hw.fail();
+        EIO
+    })
 }
 
 /// A tag that the device keeps a place for. Whoever has both parts drops the object first: the tag is nobody else's

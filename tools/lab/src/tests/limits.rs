@@ -19,6 +19,10 @@ pub const TESTS: &[VmTest] = &[
         contexts_for_containers,
     ),
     VmTest::new(
+        "device memory is cleared, and is so before anybody has it",
+        device_memory_is_cleared,
+    ),
+    VmTest::new(
         "on-demand tables for memory that is not there are given back",
         tables_for_nothing,
     ),
@@ -33,6 +37,10 @@ pub const TESTS: &[VmTest] = &[
     VmTest::new(
         "on-demand pages are taken back that are asked for while they are unmapped",
         asked_for_while_unmapped,
+    ),
+    VmTest::new(
+        "an on-demand region ends though advice about hours of its pages is not followed yet",
+        ends_before_advice,
     ),
     VmTest::new(
         "no user takes all memory of the kernel by on-demand regions",
@@ -503,6 +511,44 @@ fn numbers_for_all(cluster: &Cluster) -> Result<()> {
     nothing_left(one)
 }
 
+/// Writes to it are posted, and what names the memory to the device takes another way, by which it could come first. So
+/// the last access is a read, of the kernel where it clears, and of the provider where it copies.
+fn device_memory_is_cleared(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    let text = "import sys
+from pyverbs.device import AllocDmAttr, Context, DM
+context = Context(name=sys.argv[1])
+wrong = 0
+for filling in sys.argv[2]:
+    # More than half of it: what two have in turn is the same memory.
+    with DM(context, AllocDmAttr(length=600 << 10)) as memory:
+        wrong += sum(map(bool, memory.copy_from_dm(0, 4096)))
+        memory.copy_to_dm(0, bytes(filling * 4096, 'ascii'), 4096)
+        wrong += sum(byte != ord(filling) for byte in memory.copy_from_dm(0, 4096))
+print(wrong)";
+    write_program(one, "device-memory.py", text)?;
+    let reads = |copied: &str| -> Result<i64> {
+        let count = || -> Result<i64> {
+            let counters = cluster.counters(one.index)?;
+            let reads = counters["mmio"]["device_memory"]["reads"].as_i64();
+            reads.context("no counter of reads of device memory")
+        };
+        let before = count()?;
+        let command =
+            format!("python3 /run/device-memory.py $(ls /sys/class/infiniband) {copied}");
+        let wrong = one.sh_in(&command, TIME)?;
+        ensure!(wrong.trim() == "0", "{wrong} bytes are not what they should be");
+        Ok(count()? - before)
+    };
+    // Of each two reads of a page, one word at a time, and one behind each of two rounds of writes.
+    let (one_copy, three_copies) = (reads("x")?, reads("xyz")?);
+    ensure!(
+        one_copy == 2 * 512 + 2 && three_copies == 3 * one_copy,
+        "{one_copy} and {three_copies} reads of device memory"
+    );
+    nothing_left(one)
+}
+
 /// The beginning of programs that have an on-demand region of all their memory.
 const IMPLICIT: &str = "import mmap, sys, time
 from pyverbs.device import Context
@@ -609,6 +655,27 @@ libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 READ_WRITE, ANONYMOUS, AT_THIS_ADDRESS = 3, 0x4022, 0x100000
 def map_at(address, size):
     return libc.mmap(address, size, READ_WRITE, ANONYMOUS | AT_THIS_ADDRESS, -1, 0) == address";
+
+/// Advice without `FLUSH` is followed by the kernel later, which holds the region meanwhile.
+fn ends_before_advice(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    let text = format!(
+        "{IMPLICIT}
+{MAPPING}
+START, LENGTH = 2 << 40, 256 << 20
+if not map_at(START, LENGTH):
+    sys.exit('it cannot be mapped')
+# As many pieces as a request has room for.
+pieces = [SGE(START, LENGTH, mr.lkey)] * 4000
+for _ in range(32):
+    pd.advise_mr(PREFETCH, 0, pieces)
+mr.close()
+print(len(pieces))"
+    );
+    let [pieces] = numbers_of(one, "advice.py", &text)?;
+    ensure!(pieces == 4000, "{pieces} pieces");
+    nothing_left(one)
+}
 
 /// The kernel forgets pages of a process before it says so to the driver.
 fn asked_for_while_unmapped(cluster: &Cluster) -> Result<()> {

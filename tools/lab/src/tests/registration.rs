@@ -623,7 +623,9 @@ pub fn with_a_large_page(usual: Options) -> Options {
     Options {
         vms: 1,
         cpus: 1,
-        memory_mib: 3072,
+        // Of 4 GiB two are above the hole for devices, and what the kernel takes before it looks for the page is at the
+        // end of them.
+        memory_mib: 4096,
         qemu_args: vec![vec!["-cpu".to_owned(), processor]],
         kernel_args: "hugepagesz=1G hugepages=1".to_owned(),
         ..usual

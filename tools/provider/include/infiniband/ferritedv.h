@@ -115,7 +115,9 @@ int ferritedv_query_vector_priority(struct ibv_context *context,
  * memory, or a right needs another (as of ibv_reg_mr()); EBUSY while another
  * thread is in ibv_rereg_mr() with mr; EOPNOTSUPP where pd is of another
  * provider, mr or access is of on-demand memory, or the kernel's driver is too
- * old; ENOMEM; EIO where the device does not answer any more.
+ * old; ENOMEM; EDQUOT and ENOSPC where a user, or all of them, have as many
+ * keys as there may be, EAGAIN where the rdma cgroup has; EIO where the device
+ * does not answer any more.
  */
 struct ibv_mr *ferritedv_reg_shared_mr(struct ibv_pd *pd, struct ibv_mr *mr,
 				       int access);
@@ -217,7 +219,8 @@ struct ibv_qp *ferritedv_create_qp(struct ibv_context *context,
  * one. ibv_dereg_mr() gives it back, in use or not. It cannot be changed by
  * ibv_rereg_mr(), nor have windows.
  *
- * Returns NULL and sets errno: EOPNOTSUPP as above, EINVAL, ENOMEM.
+ * Returns NULL and sets errno: EOPNOTSUPP as above, EINVAL, ENOMEM; EDQUOT,
+ * ENOSPC, EAGAIN and EIO as of ferritedv_reg_shared_mr().
  */
 struct ibv_mr *ferritedv_alloc_list(struct ibv_pd *pd, uint32_t max_pieces);
 

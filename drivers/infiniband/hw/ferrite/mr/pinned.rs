@@ -72,6 +72,16 @@ fn number_once(noted: &Atomic<u64>, draw: impl FnOnce() -> u64) -> u64 {
     }
 }
 
+/// Refuses to map memory (`EIO`) for a device that failed: one that nothing stops still uses addresses of what was
+/// unmapped, and they would be those of other memory.
+fn may_be_mapped(dev: &Device<Ferrite>) -> Result {
+    if dev.hw.is_dead() {
+        Err(EIO)
+    } else {
+        Ok(())
+    }
+}
+
 impl PinnedMemory {
     /// Pins `length` bytes from `address` on, which the device knows as `iova`.
     pub(crate) fn pin(
@@ -81,6 +91,7 @@ impl PinnedMemory {
         iova: u64,
         access: Access,
     ) -> Result<Self> {
+        may_be_mapped(dev)?;
         let umem = Umem::get(dev, address, usize::try_from(length)?, access)?;
         Self::describe(dev, umem, length, iova)
     }
@@ -91,6 +102,7 @@ impl PinnedMemory {
         if region.length > dev.caps.max_region {
             return Err(EINVAL);
         }
+        may_be_mapped(dev)?;
         let bytes = usize::try_from(region.length)?;
         let umem = Umem::get_dmabuf_pinned(dev, region.fd, region.offset, bytes, region.access)?;
         Self::describe(dev, umem, region.length, region.iova)
