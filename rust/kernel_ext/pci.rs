@@ -418,7 +418,9 @@ impl Channel {
 /// by [`Adapter`].
 ///
 /// All callbacks run with the device lock held, so that neither `probe` nor `unbind` runs at the same time; between them
-/// either may. They may sleep. Config space is not locked.
+/// either may. They may sleep. Config space is not locked, and may be locked by them: they are not registered where that or
+/// the device lock is otherwise, which is on s390 (it has locked config space) and in a PV guest of Xen (it has locked
+/// nothing).
 pub trait ErrorHandlers: pci::Driver {
     /// There was an error. Where the channel is frozen the bus is reset next, and [`Self::slot_reset`] called; else that
     /// is done only if another driver needs it, and [`Self::resume`] comes next. Where the PCI core gives up, as for a
@@ -513,13 +515,9 @@ unsafe impl<T: Handlers> RegistrationOps for Adapter<T> {
         module: &'static ThisModule,
     ) -> Result {
         // SAFETY: The driver is not registered yet, so that nobody else reads it. The handlers are
-        // static, and `pci::Adapter` does not touch the fields. What kind of machine this is can always be asked.
+        // static, and `pci::Adapter` does not touch the fields.
         unsafe {
-            (*pdrv.get()).err_handler = if bindings::xen_pv_domain() {
-                &Self::RESET_HANDLERS
-            } else {
-                &Self::HANDLERS
-            };
+            (*pdrv.get()).err_handler = Self::handlers();
             (*pdrv.get()).driver.pm = &Self::POWER;
             (*pdrv.get()).shutdown = Some(Self::shutdown_callback);
         }
@@ -546,8 +544,20 @@ unsafe impl<T: Handlers> RegistrationOps for Adapter<T> {
 }
 
 impl<T: Handlers> Adapter<T> {
-    /// Of a PV guest of Xen: its PCI frontend calls those for errors without the device lock, which is what keeps a
-    /// driver's data.
+    /// The handlers for this machine.
+    fn handlers() -> &'static bindings::pci_error_handlers {
+        // SAFETY: What kind of machine this is can always be asked.
+        let frontend = unsafe { bindings::xen_pv_domain() && !bindings::xen_initial_domain() };
+        if frontend || cfg!(CONFIG_S390) {
+            &Self::RESET_HANDLERS
+        } else {
+            &Self::HANDLERS
+        }
+    }
+
+    /// Without those for errors. Of a PV guest of Xen: its PCI frontend, which domain 0 does not have, calls those without
+    /// the device lock, which is what keeps a driver's data. And of s390, which calls them at times with config space
+    /// locked (`zpci_event_io_failure`), for which they would wait.
     const RESET_HANDLERS: bindings::pci_error_handlers = bindings::pci_error_handlers {
         reset_prepare: Some(Self::reset_prepare_callback),
         reset_done: Some(Self::reset_done_callback),
@@ -606,7 +616,7 @@ impl<T: Handlers> Adapter<T> {
     /// # Safety
     ///
     /// Only for the PCI core: `pdev` must be valid, locked, and `pci_dev::driver` the driver that was
-    /// registered with [`Self::HANDLERS`].
+    /// registered with [`Self::HANDLERS`] or [`Self::RESET_HANDLERS`].
     unsafe extern "C" fn reset_prepare_callback(pdev: *mut bindings::pci_dev) {
         // SAFETY: The PCI core calls this with a valid function, locked, of the driver that has these handlers.
         unsafe {
