@@ -16,6 +16,7 @@ mod devlink;
 mod dump;
 mod exchange;
 mod farewell;
+mod freeze;
 mod plan;
 mod spreading;
 #[cfg(CONFIG_KUNIT = "y")]
@@ -31,6 +32,10 @@ use self::{
     farewell::{
         Farewell,
         Wait, //
+    },
+    freeze::{
+        Freeze,
+        FROZEN, //
     },
     plan::{
         End,
@@ -105,10 +110,6 @@ use kernel::{
     prelude::*,
     sync::{
         aref::ARef,
-        atomic::{
-            Atomic,
-            Relaxed, //
-        },
         Arc,
         CondVar,
         CondVarTimeoutResult,
@@ -145,10 +146,6 @@ const LET_GO: Refusal = Refusal::new(ENODEV, c"the driver lets go of the device"
 const SHUT_DOWN: Refusal = Refusal::new(EBUSY, c"the machine shuts down");
 
 const NO_BUS: Refusal = Refusal::new(ENODEV, c"the bus did not recover: reset the function first");
-
-/// For how many milliseconds a bus may be frozen: longer than the PCI core waits for a function after a reset of the
-/// bus. It says when it gives up, but not all kernels do.
-const FROZEN: u64 = 75_000;
 
 /// What is kept from one life to the next.
 pub(crate) struct Kept {
@@ -223,6 +220,9 @@ struct Current {
     holders: u8,
     /// The PCI core has given the bus up, of which it was held since: until somebody resets the function.
     bus_gone: bool,
+    /// When, in milliseconds of [`Recovery::now`], the PCI core has given it up at the latest, also where it does not say so:
+    /// not all kernels do.
+    bus_until: u64,
     /// The machine shuts down: it is held for good.
     shut_down: bool,
     /// How often it was held or let go.
@@ -239,11 +239,18 @@ impl Current {
             hw: None,
             holders: 0,
             bus_gone: false,
+            bus_until: 0,
             shut_down: false,
             changes: 0,
             noted: 0,
             unstoppable: false,
         }
+    }
+
+    /// An error of the bus was found, of which the function is held from now on.
+    fn hold_for_bus(&mut self, now: u64) {
+        self.bus_until = now + FROZEN;
+        self.hold(Holder::Bus, true);
     }
 
     /// The function is held for this, or that is over.
@@ -266,10 +273,11 @@ impl Current {
         self.holders != 0 || self.shut_down
     }
 
-    /// Somebody has reset the function: where the bus was given up it works again, as far as is known.
-    fn was_reset(&mut self) {
+    /// Somebody has reset the function: where the bus was given up, with a word or without, it works again, as far as is
+    /// known.
+    fn was_reset(&mut self, now: u64) {
         self.hold(Holder::Reset, false);
-        if core::mem::take(&mut self.bus_gone) {
+        if core::mem::take(&mut self.bus_gone) || now >= self.bus_until {
             self.hold(Holder::Bus, false);
         }
     }
@@ -322,8 +330,8 @@ pub(crate) struct Recovery {
     registers: Arc<Registers>,
     /// Config space as it was when the driver was bound.
     saved: SavedState,
-    /// Until when the bus is frozen, in milliseconds of [`Self::now`]; zero where it is not.
-    frozen_until: Atomic<u64>,
+    /// Whether the bus is frozen. Who has the device to stop waits for the end of that.
+    freeze: Freeze,
     /// When this was made: what [`Plan`] counts from.
     epoch: Instant<Monotonic>,
     /// Does what is to be done. Queued also when the device fails, in an interrupt; not where a [`Hardware`] has its
@@ -382,7 +390,7 @@ impl Recovery {
         let init = try_pin_init!(Self {
             registers: Arc::new(registers, GFP_KERNEL)?,
             saved,
-            frozen_until: Atomic::new(0),
+            freeze: Freeze::new(),
             epoch: Instant::now(),
             work: BoundWork::new(
                 pdev.as_ref(),
@@ -463,7 +471,7 @@ impl Recovery {
     /// Ends the present life, and sees to it that there is no other. Sleeps.
     pub(crate) fn close(self: &Arc<Self>) {
         // Who unbinds has the device lock, for which the PCI core waits before it goes on: he is not to wait for that.
-        self.thaw();
+        self.freeze.ends();
         // Who asked for an attempt has devlink locked: he goes first.
         self.exchange.lock().closed = true;
         self.answered.notify_all();
@@ -594,7 +602,7 @@ impl Recovery {
     /// lock. Sleeps.
     fn stop_for(&self, holder: Holder, fail: fn(&Arc<Hardware>)) {
         // As where the driver is unbound.
-        self.thaw();
+        self.freeze.ends();
         let hw = {
             let config = ConfigLock::new(&self.pdev);
             let hw = self.hold_for(holder, &config, fail);
@@ -632,7 +640,7 @@ impl Recovery {
             Channel::Normal => self.stop_for(Holder::Bus, Hardware::fail_for_bus_error),
             // Neither registers nor config space are touched.
             Channel::Frozen => {
-                self.frozen_until.store(self.now() + FROZEN, Relaxed);
+                self.freeze.begins(self.now());
                 drop(self.fail_and_hold(Holder::Bus, Hardware::fail_for_bus_error));
             }
             // Something else may have failed behind the same port.
@@ -654,7 +662,7 @@ impl Recovery {
         {
             let config = ConfigLock::new(&self.pdev);
             config.give_back(&self.saved);
-            self.thaw();
+            self.freeze.ends();
             // A driver that was bound meanwhile was not told of the error.
             self.hold_for(Holder::Bus, &config, Hardware::fail_for_bus_error);
         }
@@ -673,24 +681,20 @@ impl Recovery {
         self.counts.lock().bus_gone = gone;
     }
 
-    /// The bus is not frozen, or not any more.
-    fn thaw(&self) {
-        self.frozen_until.store(0, Relaxed);
-    }
-
-    /// Whether it is. Nobody reads or writes registers then: what comes back is nothing that the device said, and the
-    /// bus is being reset, or held apart from the machine. Who has the device to stop waits.
-    pub(crate) fn is_frozen(&self) -> bool {
-        match self.frozen_until.load(Relaxed) {
-            0 => false,
-            until => self.now() < until,
-        }
+    /// Does something to registers or config space of the device, unless the bus is frozen: what comes back then is nothing
+    /// that the device said, and the bus is being reset, or held apart from the machine. May be called from any context.
+    pub(crate) fn reach<T>(&self, what: impl FnOnce() -> T) -> Option<T> {
+        self.freeze.reach(|| self.now(), what)
     }
 
     /// The function is held; its device, if it has one, is given up by `fail`, and is what this gives.
     fn fail_and_hold(&self, holder: Holder, fail: fn(&Arc<Hardware>)) -> Option<Arc<Hardware>> {
         let mut current = self.current.lock();
-        current.hold(holder, true);
+        if holder == Holder::Bus {
+            current.hold_for_bus(self.now());
+        } else {
+            current.hold(holder, true);
+        }
         if let Some(hw) = &current.hw {
             // With the lock held, so that it queues nothing that who parts with it does not wait for.
             fail(hw);
@@ -698,6 +702,7 @@ impl Recovery {
         current.hw.clone()
     }
 
+    /// The same, and stops it.
     fn hold_for(
         &self,
         holder: Holder,
@@ -705,16 +710,22 @@ impl Recovery {
         fail: fn(&Arc<Hardware>),
     ) -> Option<Arc<Hardware>> {
         let hw = self.fail_and_hold(holder, fail);
-        if let Some(hw) = &hw {
-            hw.stop_for_reset(config);
-        }
+        self.stop_held(hw.as_deref(), config);
         hw
+    }
+
+    /// Stops a device that was given up so, with config space locked, unless the bus is frozen: who stops it then waits for
+    /// the end of that. Sleeps.
+    fn stop_held(&self, hw: Option<&Hardware>, config: &Config<'_>) {
+        if let Some(hw) = hw {
+            self.reach(|| hw.stop_for_reset(config));
+        }
     }
 
     /// Somebody else has reset the function, or tried to. Config space is locked.
     pub(crate) fn was_reset(self: &Arc<Self>, config: &Config<'_>) {
         config.give_back(&self.saved);
-        self.current.lock().was_reset();
+        self.current.lock().was_reset(self.now());
         self.counts.lock().bus_gone = false;
         self.wake();
     }
