@@ -378,13 +378,17 @@ impl pci::Driver for FerriteDriver {
             dev_dbg!(pdev, "not a Ferrite adapter: {:?}\n", pdev.pci_class());
             return Err(ENODEV);
         }
-        pdev.enable_device_mem()?;
-        ConfigLock::new(pdev).restore_lost();
+        pci_ext::enable_device_mem(pdev)?;
         // SAFETY: Nothing maps memory for this device yet.
         unsafe { pdev.dma_set_max_seg_size(MAX_SEGMENT) };
         let registers = Registers::map(pdev)?;
-        // It answered just now.
-        let saved = ConfigLock::new(pdev).keep()?;
+        let saved = {
+            let config = ConfigLock::new(pdev);
+            // Whoever had it before may have left it the bus. Who is given this back is not to have it.
+            config.clear_master();
+            // It answered just now.
+            config.keep()?
+        };
         let bound = BoundDevice {
             recovery: Recovery::new(pdev, registers, saved)?,
         };

@@ -147,6 +147,9 @@ const SHUT_DOWN: Refusal = Refusal::new(EBUSY, c"the machine shuts down");
 
 const NO_BUS: Refusal = Refusal::new(ENODEV, c"the bus did not recover: reset the function first");
 
+/// For how long a function may not answer after a reset of the bus.
+const READY: Delta = Delta::from_secs(5);
+
 /// What is kept from one life to the next.
 pub(crate) struct Kept {
     doorbells: Option<Arc<Doorbells>>,
@@ -492,7 +495,18 @@ impl Recovery {
         parting::end(&self.pdev, life);
         drop(interface);
         // For whoever is bound next.
-        ConfigLock::new(&self.pdev).give_back(&self.saved);
+        self.give_back(&ConfigLock::new(&self.pdev));
+    }
+
+    /// Gives the function the config space that it had, where it lost that. One that does not answer is none to complain
+    /// of here: it may have been pulled out, or be behind a bridge that was closed.
+    fn give_back(&self, config: &Config<'_>) {
+        match config.give_back(&self.saved) {
+            Err(error) if error != ENODEV => {
+                dev_err!(self.pdev, "config space is not what it was: {:?}\n", error);
+            }
+            _ => {}
+        }
     }
 
     /// What happens to the device.
@@ -587,7 +601,7 @@ impl Recovery {
     /// Somebody else is about to reset the function, with its config space locked. Sleeps.
     pub(crate) fn hold(&self, config: &Config<'_>) {
         // First, as the PCI core saves what there is next, to restore it.
-        config.give_back(&self.saved);
+        self.give_back(config);
         drop(self.hold_for(Holder::Reset, config, Hardware::fail_for_reset));
     }
 
@@ -656,23 +670,33 @@ impl Recovery {
         }
     }
 
-    /// The bus was reset after such an error, and can be reached. The device is stopped, as it may not have failed before,
-    /// and has no right to the bus. Sleeps.
+    /// The bus was reset after such an error, and can be reached, or is about to be. The device is stopped, as it may not
+    /// have failed before, and has no right to the bus. Sleeps.
     pub(crate) fn bus_was_reset(&self) -> Result {
-        {
+        let given = {
             let config = ConfigLock::new(&self.pdev);
-            config.give_back(&self.saved);
+            let given = config
+                .wait_until_ready(READY)
+                .and_then(|()| config.give_back(&self.saved));
             self.freeze.ends();
             // A driver that was bound meanwhile was not told of the error.
-            self.hold_for(Holder::Bus, &config, Hardware::fail_for_bus_error);
-        }
-        self.registers.presence().inspect_err(|error| {
-            dev_err!(
-                self.pdev,
-                "no device after an error of the bus: {:?}\n",
-                error
-            )
-        })
+            let hw = self.fail_and_hold(Holder::Bus, Hardware::fail_for_bus_error);
+            if given.is_ok() {
+                // It may have lost nothing, and have the bus.
+                config.clear_master();
+                self.stop_held(hw.as_deref(), &config);
+            }
+            given
+        };
+        given
+            .and_then(|()| self.registers.presence())
+            .inspect_err(|error| {
+                dev_err!(
+                    self.pdev,
+                    "no device after an error of the bus: {:?}\n",
+                    error
+                )
+            })
     }
 
     /// Notes whether the bus was given up.
@@ -724,7 +748,7 @@ impl Recovery {
 
     /// Somebody else has reset the function, or tried to. Config space is locked.
     pub(crate) fn was_reset(self: &Arc<Self>, config: &Config<'_>) {
-        config.give_back(&self.saved);
+        self.give_back(config);
         self.current.lock().was_reset(self.now());
         self.counts.lock().bus_gone = false;
         self.wake();
