@@ -171,6 +171,7 @@ pub(crate) struct BoundDevice {
 
 impl Drop for BoundDevice {
     fn drop(&mut self) {
+        // Where `probe` fails: nothing is left to do of it after `unbind`.
         self.recovery.close();
     }
 }
@@ -394,6 +395,11 @@ impl pci::Driver for FerriteDriver {
         };
         bound.recovery.open(pdev)?;
         Ok(bound)
+    }
+
+    /// Here, not as the data goes: the PCI core may have put the function to sleep by then, or the port above it.
+    fn unbind<'bound>(_pdev: &'bound pci::Device<Core<'_>>, this: Pin<&Self::Data<'bound>>) {
+        this.recovery.close();
     }
 }
 

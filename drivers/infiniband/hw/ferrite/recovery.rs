@@ -471,12 +471,14 @@ impl Recovery {
         Ok(())
     }
 
-    /// Ends the present life, and sees to it that there is no other. Sleeps.
+    /// Ends the present life, and sees to it that there is no other; once. Sleeps.
     pub(crate) fn close(self: &Arc<Self>) {
+        // Who asked for an attempt has devlink locked: he goes first.
+        if core::mem::replace(&mut self.exchange.lock().closed, true) {
+            return;
+        }
         // Who unbinds has the device lock, for which the PCI core waits before it goes on: he is not to wait for that.
         self.freeze.ends();
-        // Who asked for an attempt has devlink locked: he goes first.
-        self.exchange.lock().closed = true;
         self.answered.notify_all();
         let opened = self.opened.lock().take();
         // What is being done is waited for, and nothing is done after this.
