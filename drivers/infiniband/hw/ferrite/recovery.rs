@@ -653,7 +653,17 @@ impl Recovery {
     /// from it may be lost. Sleeps.
     pub(crate) fn bus_failed(self: &Arc<Self>, channel: Channel) {
         match channel {
-            Channel::Normal => self.stop_for(Holder::Bus, Hardware::fail_for_bus_error),
+            // The PCI core waits, with the device lock and all of its buses: what takes long is left to the work item of
+            // the failure, also the rest where somebody has config space locked by now.
+            Channel::Normal => {
+                let config = ConfigLock::try_new(&self.pdev);
+                let hw = self.fail_and_hold(Holder::Bus, Hardware::fail_for_bus_error);
+                if let Some(config) = config {
+                    config.enable_pin(false);
+                    config.clear_master();
+                }
+                drop(hw);
+            }
             // Neither registers nor config space are touched.
             Channel::Frozen => {
                 self.freeze.begins(self.now());
