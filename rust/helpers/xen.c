@@ -6,3 +6,8 @@ __rust_helper bool rust_helper_xen_pv_domain(void)
 {
 	return xen_pv_domain();
 }
+
+__rust_helper bool rust_helper_xen_initial_domain(void)
+{
+	return xen_initial_domain();
+}

@@ -26,14 +26,29 @@ use kernel::{
     },
     error::to_result,
     ffi::c_int,
+    io::poll::read_poll_timeout,
     pci,
     prelude::*,
     sync::aref::ARef,
+    time::Delta,
     types::Opaque, //
 };
 
 /// Bytes of a word of config space.
 const DWORD: u32 = 4;
+
+/// The registers of a function that are its BARs.
+const NUM_BARS: usize = bindings::PCI_STD_NUM_BARS as usize;
+
+/// Which word of config space the first of them is, and which one the command register is in.
+const FIRST_BAR: usize = (bindings::PCI_BASE_ADDRESS_0 / DWORD) as usize;
+const COMMAND: usize = (bindings::PCI_COMMAND / DWORD) as usize;
+
+/// The word that says who has built the adapter: the only one that may be all ones.
+const SUBSYSTEM: usize = (bindings::PCI_SUBSYSTEM_VENDOR_ID / DWORD) as usize;
+
+/// How often a function that was reset is asked whether it is there.
+const READY_POLL: Delta = Delta::from_millis(10);
 
 /// The raw pointer of a PCI device.
 fn as_raw<Ctx: DeviceContext>(pdev: &pci::Device<Ctx>) -> *mut bindings::pci_dev {
@@ -52,6 +67,19 @@ pub unsafe fn set_dma_mask(pdev: &pci::Device<device::Bound>, mask: DmaMask) -> 
     to_result(unsafe {
         bindings::dma_set_mask_and_coherent(&raw mut (*as_raw(pdev)).dev, mask.value())
     })
+}
+
+/// Enables a function to decode its memory, at the addresses that are its own also where it has lost them without a driver
+/// to restore them. Sleeps.
+pub fn enable_device_mem(pdev: &pci::Device<device::Core<'_>>) -> Result {
+    // Before it decodes memory: what has lost its BARs would do so at the addresses of others.
+    ConfigLock::new(pdev).restore_lost()?;
+    pdev.enable_device_mem()?;
+    let config = ConfigLock::new(pdev);
+    // It may have been without power until now.
+    config.restore_lost()?;
+    // Where it was enabled before, the PCI core only counts.
+    config.decode_memory()
 }
 
 /// The number that a function has among all that there are, if it has one (Device Serial Number). It is read from
@@ -96,7 +124,11 @@ fn place_beside(devfn: u32, function: u8, ari: bool) -> Option<u32> {
 /// The config space of a function, which is locked for as long as there is a reference to this.
 ///
 /// What is changed here is part of a register with other bits, and read and written in two accesses. So does who
-/// resets the function, who also writes to it what it had before: neither is done while the other is.
+/// resets the function, who also writes to it what it had before: neither is done while the other is, nor do processes
+/// reach it meanwhile. Power management does not take the lock: it saves and restores config space while the machine
+/// goes to sleep and wakes up, and it is the driver that is not to be here then ([`SleepHandlers`]). Where it is all the
+/// same, what is in config space may be the one's or the other's; memory is in no danger, as what is saved has its place
+/// for as long as the device is there.
 ///
 /// # Invariants
 ///
@@ -134,9 +166,47 @@ impl<Ctx: DeviceContext> Config<'_, Ctx> {
         }
     }
 
+    /// Whether the function answers, and decodes memory: `ENODEV` where not.
+    fn is_reachable(&self) -> Result {
+        if self.command()? & bindings::PCI_COMMAND_MEMORY == 0 {
+            Err(ENODEV)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Writes the command register.
+    fn set_command(&self, command: u32) -> Result {
+        // SAFETY: A reference to a device keeps it valid.
+        let code = unsafe {
+            bindings::pci_write_config_word(
+                as_raw(self.pdev),
+                bindings::PCI_COMMAND as i32,
+                command as u16,
+            )
+        };
+        written(code)
+    }
+
+    /// Waits until the function answers, for up to `timeout`: after a reset of the bus it may ask for time, and the PCI
+    /// core waits for one function of a bus only. `ENODEV` where it does not answer, at once where it was taken out. Sleeps.
+    pub fn wait_until_ready(&self, timeout: Delta) -> Result {
+        let answers = || {
+            // SAFETY: A reference to a device keeps it valid. Who takes a function out writes this without a lock.
+            let state = unsafe { ptr::read_volatile(&raw const (*as_raw(self.pdev)).error_state) };
+            if state == bindings::pci_channel_io_perm_failure {
+                return Err(ENODEV);
+            }
+            Ok(self.command().is_ok())
+        };
+        read_poll_timeout(answers, |answers| *answers, READY_POLL, timeout)
+            .map(|_| ())
+            .map_err(|_| ENODEV)
+    }
+
     /// Where its BARs are.
     fn bars(&self) -> Bars {
-        let mut bars = [0; bindings::PCI_STD_NUM_BARS as usize];
+        let mut bars = Bars::default();
         for (bar, address) in (0..).zip(&mut bars) {
             let offset = bindings::PCI_BASE_ADDRESS_0 + bar * DWORD;
             // SAFETY: A reference to a device keeps it valid, and the value is a local.
@@ -151,28 +221,85 @@ impl<Ctx: DeviceContext> Config<'_, Ctx> {
         bars
     }
 
-    /// Gives a function that answers what config space it had when `saved` was kept, the bus master bit excepted, where
-    /// it was reset by others who have not given it that, or gave it something else: the PCI core, where it recovers
-    /// from an error of the bus, and who resets a function in the middle of that.
-    pub fn give_back(&self, saved: &SavedState) {
-        let Ok(command) = self.command() else {
-            return;
-        };
-        if command & bindings::PCI_COMMAND_MEMORY != 0 && self.bars() == saved.bars {
-            return;
-        }
+    /// Where its BARs are to be: at what the PCI core has given it.
+    fn places(&self) -> Places {
         let pdev = as_raw(self.pdev);
-        // SAFETY: A reference to a device keeps it valid, and by its type invariant `saved` is such a state, which is
-        // copied. Config space is locked (type invariant), so that nobody else saves or restores it.
-        let loaded = unsafe { bindings::pci_load_saved_state(pdev, saved.state.as_ptr()) };
-        if loaded != 0 {
-            // Of another function.
-            return;
+        let mut places = Places::default();
+        // SAFETY: A reference to a device keeps it valid. The bit is set before anybody else knows the device.
+        if unsafe { bindings::pci_dev::is_virtfn_raw(pdev) } != 0 {
+            // Where those are is said by the function that they are of.
+            return places;
         }
-        // SAFETY: A reference to a device keeps it valid. Config space is locked (type invariant), so that nobody else
-        // saves or restores it; what is restored was loaded just now.
+        for bar in 0..NUM_BARS {
+            // SAFETY: A reference to a device keeps it valid, and its resources are part of it.
+            let resource = unsafe { &raw mut (*pdev).resource[bar] };
+            // SAFETY: A reference to a device keeps it valid, and with it its resources. The PCI core moves none of a function
+            // that has a driver, or gets one.
+            let (flags, parent) = unsafe { ((*resource).flags as u32, (*resource).parent) };
+            // As `pci_std_update_resource` has it; and what nobody has claimed is not the function's.
+            let fixed = bindings::IORESOURCE_UNSET | bindings::IORESOURCE_PCI_FIXED;
+            if flags == 0 || flags & fixed != 0 || parent.is_null() {
+                continue;
+            }
+            let mut region = bindings::pci_bus_region::default();
+            // SAFETY: The device, which is valid, keeps its bus, and has the resource; the region is a local.
+            unsafe {
+                bindings::pcibios_resource_to_bus((*pdev).bus, &raw mut region, resource);
+            }
+            let mask = match flags & bindings::IORESOURCE_IO {
+                0 => bindings::PCI_BASE_ADDRESS_MEM_MASK as u32,
+                _ => bindings::PCI_BASE_ADDRESS_IO_MASK as u32,
+            };
+            let address = region.start as u32 & mask;
+            places[bar] = Some(Place { address, mask });
+            if flags & bindings::IORESOURCE_MEM_64 != 0 {
+                if let Some(upper) = places.get_mut(bar + 1) {
+                    *upper = Some(Place {
+                        address: (region.start >> 32) as u32,
+                        mask: u32::MAX,
+                    });
+                }
+            }
+        }
+        places
+    }
+
+    /// Restores what `pci_dev` has saved, the bus master bit excepted.
+    fn restore(&self) {
+        let pdev = as_raw(self.pdev);
+        // SAFETY: A reference to a device keeps it valid. Config space is locked (type invariant), so that nobody resets the
+        // function and saves anything there.
+        unsafe { (*pdev).saved_config_space[COMMAND] &= !bindings::PCI_COMMAND_MASTER };
+        // SAFETY: A reference to a device keeps it valid, and what it restores is part of it. Config space is locked (type
+        // invariant): nobody else does so for a reset.
         unsafe { bindings::pci_restore_state(pdev) };
+        // For the PCI core, which notes who is one.
         self.clear_master();
+    }
+
+    /// Gives a function what config space it had when `saved` was kept, the bus master bit excepted, where
+    /// it was reset by others who have not given it that, or gave it something else: the PCI core, where it recovers
+    /// from an error of the bus, and who resets a function in the middle of that. `ENODEV` where it does not answer,
+    /// `EINVAL` where `saved` is another's.
+    pub fn give_back(&self, saved: &SavedState) -> Result {
+        let pdev = as_raw(self.pdev);
+        if as_raw(&*saved.pdev) != pdev {
+            return Err(EINVAL);
+        }
+        let command = self.command()?;
+        if command & bindings::PCI_COMMAND_MEMORY != 0 && self.bars() == saved.bars {
+            return Ok(());
+        }
+        // SAFETY: A reference to a device keeps it valid, and by its type invariant `saved` is such a state, of this device,
+        // which is copied. Config space is locked (type invariant): nobody else does so for a reset.
+        to_result(unsafe { bindings::pci_load_saved_state(pdev, saved.state.as_ptr()) })?;
+        self.restore();
+        self.is_reachable()?;
+        if self.bars() == saved.bars {
+            Ok(())
+        } else {
+            Err(EIO)
+        }
     }
 
     /// Lets the function assert its pin, or not. What it has to tell stays: it asserts the pin for it as soon as
@@ -193,14 +320,51 @@ impl Config<'_, device::Bound> {
 }
 
 /// What BARs are at, as config space has it.
-type Bars = [u32; bindings::PCI_STD_NUM_BARS as usize];
+type Bars = [u32; NUM_BARS];
+
+/// Config space, as `pci_dev` saves it.
+type Words = [u32; 16];
+
+/// What the register of a BAR has to say of where that is.
+#[derive(Clone, Copy)]
+struct Place {
+    address: u32,
+    mask: u32,
+}
+
+/// The same of each of them; none where the PCI core has given it no place.
+type Places = [Option<Place>; NUM_BARS];
+
+/// Whether BARs are where they are to be.
+fn are_at(bars: &Bars, places: &Places) -> bool {
+    bars.iter()
+        .zip(places)
+        .all(|(bar, place)| place.is_none_or(|place| bar & place.mask == place.address))
+}
+
+/// The BARs of those words.
+fn bars_of(words: &Words) -> Bars {
+    let mut bars = Bars::default();
+    bars.copy_from_slice(&words[FIRST_BAR..][..NUM_BARS]);
+    bars
+}
+
+/// What became of a write to config space. Errors of the bus are positive.
+fn written(code: c_int) -> Result {
+    if code == 0 {
+        Ok(())
+    } else {
+        Err(EIO)
+    }
+}
 
 /// A copy of a function's config space ([`ConfigLock::keep`]).
 ///
 /// # Invariants
 ///
-/// `state` was made by `pci_store_saved_state`, and is this value's to free.
+/// `state` was made of `pdev` by `pci_store_saved_state`, and is this value's to free.
 pub struct SavedState {
+    pdev: ARef<pci::Device>,
     state: NonNull<bindings::pci_saved_state>,
     bars: Bars,
 }
@@ -218,7 +382,7 @@ impl Drop for SavedState {
 }
 
 /// The config space of a function, locked until this is dropped: processes do not reach it, and
-/// nobody else resets the function, as the PCI core takes the same lock for that.
+/// nobody else resets the function, as the PCI core takes the same lock for that. See [`Config`] for who does not.
 ///
 /// Not for the callbacks of [`ResetHandlers`]: who calls those has it.
 ///
@@ -276,64 +440,104 @@ impl<'a, Ctx: DeviceContext> ConfigLock<'a, Ctx> {
         self.restore_bars()
     }
 
-    /// Restores what was saved last of a function that is enabled and decodes no memory all the same: the bus was reset by
-    /// who recovered from an error when there was no driver to restore it.
-    pub fn restore_lost(&self) {
-        if self
-            .config
-            .command()
-            .is_ok_and(|command| command & bindings::PCI_COMMAND_MEMORY == 0)
-        {
-            // SAFETY: A reference to a device keeps it valid. Its config space is locked by this value (type invariant),
-            // so that nobody else saves or restores it. The PCI core saved it when it found the function.
-            unsafe { bindings::pci_restore_state(as_raw(self.config.pdev)) };
-            self.clear_master();
+    /// Gives a function without a driver back what it lost since the PCI core found it, where its BARs are not where they are
+    /// to be: it was reset by who recovered from an error of the bus, or was without power. Where that has been saved since
+    /// in place of what there was before (a reset, or sleep, without a driver), it is given its BARs only. It
+    /// may decode memory then or not. What does not answer yet is left as it is.
+    fn restore_lost(&self) -> Result {
+        let Ok(command) = self.config.command() else {
+            return Ok(());
+        };
+        let places = self.config.places();
+        if are_at(&self.config.bars(), &places) {
+            return Ok(());
         }
+        let pdev = as_raw(self.config.pdev);
+        // It is not to answer at addresses of others meanwhile.
+        let decodes = bindings::PCI_COMMAND_MEMORY | bindings::PCI_COMMAND_IO;
+        self.config
+            .set_command(command & !(decodes | bindings::PCI_COMMAND_MASTER))?;
+        // SAFETY: A reference to a device keeps it valid. Its config space is locked by this value (type invariant), so that
+        // nobody resets the function and saves anything there.
+        let saved: Words = unsafe { (*pdev).saved_config_space };
+        if are_at(&bars_of(&saved), &places) {
+            self.config.restore();
+        } else {
+            for (bar, place) in (0..).zip(&places) {
+                let Some(place) = place else {
+                    continue;
+                };
+                let offset = bindings::PCI_BASE_ADDRESS_0 + bar * DWORD;
+                // SAFETY: A reference to a device keeps it valid.
+                let code =
+                    unsafe { bindings::pci_write_config_dword(pdev, offset as i32, place.address) };
+                written(code)?;
+            }
+        }
+        if are_at(&self.config.bars(), &places) {
+            Ok(())
+        } else {
+            Err(EIO)
+        }
+    }
+
+    /// Sees to it that a function which is enabled decodes memory. `ENODEV` where it does not answer.
+    fn decode_memory(&self) -> Result {
+        let command = self.config.command()?;
+        if command & bindings::PCI_COMMAND_MEMORY != 0 {
+            return Ok(());
+        }
+        self.config
+            .set_command(command | bindings::PCI_COMMAND_MEMORY)
     }
 
     /// Keeps a copy of config space as it is now, for [`Config::give_back`]. `ENODEV` as for [`Self::save`].
     pub fn keep(&self) -> Result<SavedState> {
-        self.save()?;
+        let words = self.save()?;
         let pdev = as_raw(self.config.pdev);
-        let bars = self.config.bars();
-        // SAFETY: `pdev` is that of a `pci::Device`, to which `self` has a reference: the device is valid. Its
-        // config space is locked by this value (type invariant), so that nobody else saves or restores it.
+        // SAFETY: A reference to a device keeps it valid; a context is a marker, and each device is one without.
+        let counted: &pci::Device = unsafe { &*pdev.cast() };
+        // SAFETY: `pdev` is that of a `pci::Device`, to which `self` has a reference: the device is valid, and what is
+        // copied is part of it. Its config space is locked by this value (type invariant): nobody saves it for a reset.
         let state = unsafe { bindings::pci_store_saved_state(pdev) };
-        // INVARIANT: It was made just now, and is nobody else's.
+        // INVARIANT: It was made of this device just now, and is nobody else's.
         Ok(SavedState {
+            pdev: ARef::from(counted),
             state: NonNull::new(state).ok_or(ENOMEM)?,
-            bars,
+            bars: bars_of(&words),
         })
     }
 
-    /// Saves config space as it is now, for who restores it soon. `ENODEV` where the function does not answer, or was reset
-    /// by others who have not restored it yet: it decodes no memory then. What was saved before stays.
-    fn save(&self) -> Result {
+    /// Saves config space as it is now, for who restores it soon. `ENODEV` where the function does not answer, or did not in
+    /// the middle of that, or was reset by others who have not restored it yet: it decodes no memory then. Gives what was
+    /// saved.
+    fn save(&self) -> Result<Words> {
         let pdev = as_raw(self.config.pdev);
-        if self.config.command()? & bindings::PCI_COMMAND_MEMORY == 0 {
+        // What was saved before stays.
+        self.config.is_reachable()?;
+        // SAFETY: `pdev` is that of a `pci::Device`, to which `self` has a reference: the device is valid, and what is saved
+        // has its place there. Its config space is locked by this value (type invariant): nobody else does so for a reset.
+        to_result(unsafe { bindings::pci_save_state(pdev) })?;
+        // SAFETY: A reference to a device keeps it valid, and what is saved has its place there.
+        let words: Words = unsafe { (*pdev).saved_config_space };
+        let lost = |(number, word): (usize, &u32)| *word == u32::MAX && number != SUBSYSTEM;
+        if words.iter().enumerate().any(lost) {
             return Err(ENODEV);
         }
-        // SAFETY: `pdev` is that of a `pci::Device`, to which `self` has a reference: the device is valid. Its
-        // config space is locked by this value (type invariant), so that nobody else saves or restores it.
-        to_result(unsafe { bindings::pci_save_state(pdev) })
+        // One that went and came back was reset by that.
+        self.config.is_reachable()?;
+        Ok(words)
     }
 
     /// Makes the function answer at the addresses that it had when its config space was saved.
     fn restore_bars(&self) -> Result {
         let write = |offset: u32, mask: u32| {
             let pdev = as_raw(self.config.pdev);
-            // SAFETY: A reference to a device keeps it valid. By the type invariant nobody else saves its
-            // config space meanwhile.
+            // SAFETY: A reference to a device keeps it valid. By the type invariant nobody resets it and saves its config
+            // space meanwhile.
             let saved = unsafe { (*pdev).saved_config_space[(offset / DWORD) as usize] };
             // SAFETY: A reference to a device keeps it valid.
-            let code =
-                unsafe { bindings::pci_write_config_dword(pdev, offset as i32, saved & mask) };
-            // Errors of the bus are positive.
-            if code == 0 {
-                Ok(())
-            } else {
-                Err(EIO)
-            }
+            written(unsafe { bindings::pci_write_config_dword(pdev, offset as i32, saved & mask) })
         };
         for bar in 0..bindings::PCI_STD_NUM_BARS {
             write(bindings::PCI_BASE_ADDRESS_0 + bar * DWORD, u32::MAX)?;
@@ -418,10 +622,13 @@ impl Channel {
 /// by [`Adapter`].
 ///
 /// All callbacks run with the device lock held, so that neither `probe` nor `unbind` runs at the same time; between them
-/// either may. They may sleep. Config space is not locked.
+/// either may. They may sleep. Config space is not locked, and may be locked by them: they are not registered where that or
+/// the device lock is otherwise, which is on s390 (it has locked config space) and in a PV guest of Xen (it has locked
+/// nothing).
 pub trait ErrorHandlers: pci::Driver {
     /// There was an error. Where the channel is frozen the bus is reset next, and [`Self::slot_reset`] called; else that
-    /// is done only if another driver needs it, and [`Self::resume`] comes next. Where the PCI core gives up, as for a
+    /// is done only if another driver needs it, and [`Self::resume`] comes next. The PCI core has all of its buses locked
+    /// meanwhile (`pci_bus_sem`): what takes long is to be left to somebody else. Where the PCI core gives up, as for a
     /// function beside this one that has no driver, this is called again with [`Channel::PermFailure`]; the bus may have
     /// been reset by then, and the function be there all the same.
     fn error_detected<'bound>(
@@ -430,8 +637,9 @@ pub trait ErrorHandlers: pci::Driver {
         channel: Channel,
     );
 
-    /// The bus was reset. The function can be reached, and has to be given its config space, see [`Config::give_back`].
-    /// Where it does not work this fails, and the function is given up.
+    /// The bus was reset. The function can be reached, at the latest when it was waited for
+    /// ([`Config::wait_until_ready`]), and has to be given its config space, see [`Config::give_back`]. Where it does not
+    /// work this fails, and the function is given up.
     fn slot_reset<'bound>(
         dev: &'bound pci::Device<device::Core<'_>>,
         this: Pin<&Self::Data<'bound>>,
@@ -513,13 +721,9 @@ unsafe impl<T: Handlers> RegistrationOps for Adapter<T> {
         module: &'static ThisModule,
     ) -> Result {
         // SAFETY: The driver is not registered yet, so that nobody else reads it. The handlers are
-        // static, and `pci::Adapter` does not touch the fields. What kind of machine this is can always be asked.
+        // static, and `pci::Adapter` does not touch the fields.
         unsafe {
-            (*pdrv.get()).err_handler = if bindings::xen_pv_domain() {
-                &Self::RESET_HANDLERS
-            } else {
-                &Self::HANDLERS
-            };
+            (*pdrv.get()).err_handler = Self::handlers();
             (*pdrv.get()).driver.pm = &Self::POWER;
             (*pdrv.get()).shutdown = Some(Self::shutdown_callback);
         }
@@ -546,8 +750,20 @@ unsafe impl<T: Handlers> RegistrationOps for Adapter<T> {
 }
 
 impl<T: Handlers> Adapter<T> {
-    /// Of a PV guest of Xen: its PCI frontend calls those for errors without the device lock, which is what keeps a
-    /// driver's data.
+    /// The handlers for this machine.
+    fn handlers() -> &'static bindings::pci_error_handlers {
+        // SAFETY: What kind of machine this is can always be asked.
+        let frontend = unsafe { bindings::xen_pv_domain() && !bindings::xen_initial_domain() };
+        if frontend || cfg!(CONFIG_S390) {
+            &Self::RESET_HANDLERS
+        } else {
+            &Self::HANDLERS
+        }
+    }
+
+    /// Without those for errors. Of a PV guest of Xen: its PCI frontend, which domain 0 does not have, calls those without
+    /// the device lock, which is what keeps a driver's data. And of s390, which calls them at times with config space
+    /// locked (`zpci_event_io_failure`), for which they would wait.
     const RESET_HANDLERS: bindings::pci_error_handlers = bindings::pci_error_handlers {
         reset_prepare: Some(Self::reset_prepare_callback),
         reset_done: Some(Self::reset_done_callback),
@@ -606,7 +822,7 @@ impl<T: Handlers> Adapter<T> {
     /// # Safety
     ///
     /// Only for the PCI core: `pdev` must be valid, locked, and `pci_dev::driver` the driver that was
-    /// registered with [`Self::HANDLERS`].
+    /// registered with [`Self::HANDLERS`] or [`Self::RESET_HANDLERS`].
     unsafe extern "C" fn reset_prepare_callback(pdev: *mut bindings::pci_dev) {
         // SAFETY: The PCI core calls this with a valid function, locked, of the driver that has these handlers.
         unsafe {
@@ -732,7 +948,8 @@ mod tests {
         },
         time::{
             delay::fsleep,
-            Delta, //
+            Instant,
+            Monotonic, //
         },
         workqueue::{
             Work,
@@ -740,12 +957,106 @@ mod tests {
         },
     };
 
-    /// What a function on no bus has for config space, beside a vendor: the command register.
+    /// The words of config space that a function on no bus has.
+    const WORDS: usize = 16;
+
+    /// Where its BARs are to be: one of 64 bits, and one of 32.
+    const ADDRESS: u64 = 0x12_3456_7000;
+    const ADDRESS_32: u32 = 0xfebd_2000;
+
+    /// What its BARs read there.
+    const BARS: Bars = [0x3456_7004, 0x12, ADDRESS_32, 0, 0, 0];
+
+    /// And after a reset: that the first is of 64 bits cannot be written.
+    const NOWHERE: Bars = [0x4, 0, 0, 0, 0, 0];
+
+    /// What a function on no bus has for config space.
     struct Registers {
-        command: Cell<u16>,
-        /// Writes to it while config space was not locked.
+        words: [Cell<u32>; WORDS],
+        /// Writes to the command register while config space was not locked.
         stray_writes: Cell<u32>,
+        /// How often it had the right to the bus after a write.
+        master_writes: Cell<u32>,
+        /// For so many reads of its vendor it asks for time.
+        unready: Cell<u32>,
+        /// How often it was read.
+        reads: Cell<u32>,
+        /// From that read on it does not answer; and that one it does not answer, but others.
+        goes_at: Cell<u32>,
+        loses: Cell<u32>,
         pdev: *mut bindings::pci_dev,
+    }
+
+    impl Registers {
+        fn command(&self) -> u16 {
+            self.words[COMMAND].get() as u16
+        }
+
+        fn set_command(&self, command: u32) {
+            self.words[COMMAND].set(command);
+        }
+
+        fn bars(&self) -> Bars {
+            core::array::from_fn(|bar| self.words[FIRST_BAR + bar].get())
+        }
+
+        fn set_bars(&self, bars: Bars) {
+            for (bar, value) in bars.into_iter().enumerate() {
+                self.words[FIRST_BAR + bar].set(value);
+            }
+        }
+
+        /// What a reset of the bus does to it.
+        fn reset(&self) {
+            self.set_command(0);
+            self.set_bars(NOWHERE);
+        }
+
+        fn read(&self, offset: usize, size: usize) -> u32 {
+            let number = self.reads.get() + 1;
+            self.reads.set(number);
+            let ones = u32::MAX >> (32 - 8 * size);
+            if number >= self.goes_at.get() || number == self.loses.get() {
+                return ones;
+            }
+            let unready = self.unready.get();
+            if offset == bindings::PCI_VENDOR_ID as usize && unready != 0 {
+                self.unready.set(unready - 1);
+                return 0xffff_0001;
+            }
+            let word = self
+                .words
+                .get(offset / 4)
+                .map_or(0, |word| word.get() >> (offset % 4 * 8));
+            word & ones
+        }
+
+        fn write(&self, offset: usize, size: usize, value: u32) {
+            let Some(word) = self.words.get(offset / 4) else {
+                return;
+            };
+            let shift = offset % 4 * 8;
+            let mask = (u32::MAX >> (32 - 8 * size)) << shift;
+            // What can be written of it.
+            let writable = match offset / 4 {
+                COMMAND => u16::MAX.into(),
+                bar if (FIRST_BAR..FIRST_BAR + NUM_BARS).contains(&bar) => {
+                    [0xffff_f000, u32::MAX, 0xffff_f000, 0, 0, 0][bar - FIRST_BAR]
+                }
+                _ => 0,
+            } & mask;
+            word.set((word.get() & !writable) | (value << shift & writable));
+            if offset / 4 != COMMAND {
+                return;
+            }
+            if word.get() & bindings::PCI_COMMAND_MASTER != 0 {
+                self.master_writes.set(self.master_writes.get() + 1);
+            }
+            // SAFETY: The function is there for as long as its registers are.
+            if unsafe { bindings::pci_dev::block_cfg_access_raw(self.pdev) } == 0 {
+                self.stray_writes.set(self.stray_writes.get() + 1);
+            }
+        }
     }
 
     /// A function with a pin that is connected to nothing, on a bus of its own.
@@ -753,6 +1064,7 @@ mod tests {
         registers: KBox<Registers>,
         _ops: KBox<bindings::pci_ops>,
         _bus: KBox<MaybeUninit<bindings::pci_bus>>,
+        _bridge: KBox<MaybeUninit<bindings::pci_host_bridge>>,
         pdev: KBox<MaybeUninit<bindings::pci_dev>>,
     }
 
@@ -761,14 +1073,24 @@ mod tests {
             let zeroed = GFP_KERNEL | __GFP_ZERO;
             let mut pdev = KBox::<bindings::pci_dev>::new_uninit(zeroed)?;
             let mut bus = KBox::<bindings::pci_bus>::new_uninit(zeroed)?;
+            let mut bridge = KBox::<bindings::pci_host_bridge>::new_uninit(zeroed)?;
             let mut registers = KBox::new(
                 Registers {
-                    command: Cell::new(bindings::PCI_COMMAND_MEMORY as u16),
+                    words: [const { Cell::new(0) }; WORDS],
                     stray_writes: Cell::new(0),
+                    master_writes: Cell::new(0),
+                    unready: Cell::new(0),
+                    reads: Cell::new(0),
+                    goes_at: Cell::new(u32::MAX),
+                    loses: Cell::new(0),
                     pdev: pdev.as_mut_ptr(),
                 },
                 GFP_KERNEL,
             )?;
+            // Of somebody, so that it is there; 1 would be said by one that is not ready yet.
+            registers.words[0].set(2);
+            registers.set_command(bindings::PCI_COMMAND_MEMORY);
+            registers.set_bars(BARS);
             let mut ops = KBox::new(
                 bindings::pci_ops {
                     read: Some(Self::read),
@@ -782,9 +1104,28 @@ mod tests {
             raw_bus.ops = &raw mut *ops;
             raw_bus.sysdata = (&raw mut *registers).cast();
             // SAFETY: It is zeroed memory of that type, which is a valid value of it, and nobody else's.
+            let raw_bridge = unsafe { &mut *bridge.as_mut_ptr() };
+            // Addresses of the bus are those of the processor.
+            raw_bridge.windows.next = &raw mut raw_bridge.windows;
+            raw_bridge.windows.prev = raw_bridge.windows.next;
+            raw_bus.bridge = &raw mut raw_bridge.dev;
+            // SAFETY: It is zeroed memory of that type, which is a valid value of it, and nobody else's.
             let raw_pdev = unsafe { &mut *pdev.as_mut_ptr() };
             raw_pdev.bus = &raw mut *raw_bus;
             raw_pdev.irq = 1;
+            raw_pdev.error_state = bindings::pci_channel_io_normal;
+            let parent = &raw mut raw_pdev.resource[NUM_BARS];
+            let memory = bindings::IORESOURCE_MEM;
+            for (bar, start, flags) in [
+                (0, ADDRESS, memory | bindings::IORESOURCE_MEM_64),
+                (2, ADDRESS_32.into(), memory),
+            ] {
+                let resource = &mut raw_pdev.resource[bar];
+                resource.start = start;
+                resource.end = start + 0xfff;
+                resource.flags = flags as usize;
+                resource.parent = parent;
+            }
             raw_pdev.dev.release = Some(Self::release);
             // SAFETY: It is zeroed memory, and nobody else's. It is kept until after its last use, and does not move.
             unsafe { bindings::device_initialize(&raw mut raw_pdev.dev) };
@@ -792,6 +1133,7 @@ mod tests {
                 registers,
                 _ops: ops,
                 _bus: bus,
+                _bridge: bridge,
                 pdev,
             })
         }
@@ -829,7 +1171,7 @@ mod tests {
         }
 
         fn is_pin_disabled(&self) -> bool {
-            u32::from(self.registers.command.get()) & bindings::PCI_COMMAND_INTX_DISABLE != 0
+            u32::from(self.registers.command()) & bindings::PCI_COMMAND_INTX_DISABLE != 0
         }
 
         /// # Safety
@@ -847,19 +1189,14 @@ mod tests {
             bus: *mut bindings::pci_bus,
             _devfn: c_uint,
             offset: c_int,
-            _size: c_int,
+            size: c_int,
             value: *mut u32,
         ) -> c_int {
             // SAFETY: The caller vouches for a bus of a `Function`.
             let registers = unsafe { Self::registers(bus) };
-            let read = match offset as u32 {
-                // Of somebody, so that it is there; 1 would be said by one that is not ready yet.
-                bindings::PCI_VENDOR_ID => 2,
-                bindings::PCI_COMMAND => registers.command.get(),
-                _ => 0,
-            };
+            let read = registers.read(offset as usize, size as usize);
             // SAFETY: The caller vouches that a value can be written there.
-            unsafe { value.write(read.into()) };
+            unsafe { value.write(read) };
             0
         }
 
@@ -870,18 +1207,12 @@ mod tests {
             bus: *mut bindings::pci_bus,
             _devfn: c_uint,
             offset: c_int,
-            _size: c_int,
+            size: c_int,
             value: u32,
         ) -> c_int {
             // SAFETY: The caller vouches for a bus of a `Function`.
             let registers = unsafe { Self::registers(bus) };
-            if offset as u32 == bindings::PCI_COMMAND {
-                registers.command.set(value as u16);
-                // SAFETY: The function is there for as long as its registers are.
-                if unsafe { bindings::pci_dev::block_cfg_access_raw(registers.pdev) } == 0 {
-                    registers.stray_writes.set(registers.stray_writes.get() + 1);
-                }
-            }
+            registers.write(offset as usize, size as usize, value);
             0
         }
 
@@ -963,46 +1294,194 @@ mod tests {
         Ok(())
     }
 
+    const MEMORY: u16 = bindings::PCI_COMMAND_MEMORY as u16;
+
+    const MEMORY_AND_BUS: u16 = MEMORY | bindings::PCI_COMMAND_MASTER as u16;
+
+    /// As it reads where it cannot be reached.
+    fn gone(function: &Function) {
+        let registers = &function.registers;
+        registers.words.iter().for_each(|word| word.set(u32::MAX));
+    }
+
+    /// Saves config space as the PCI core does, whatever is there.
+    fn save_anyhow(function: &Function) -> Result {
+        // SAFETY: The function is valid, and nobody else makes use of it.
+        to_result(unsafe { bindings::pci_save_state(function.as_raw()) })
+    }
+
     #[test]
     fn what_a_function_has_lost_is_given_back_but_for_the_bus() -> Result {
         let function = Function::new()?;
-        let memory_and_bus = (bindings::PCI_COMMAND_MEMORY | bindings::PCI_COMMAND_MASTER) as u16;
-        function.registers.command.set(memory_and_bus);
+        let registers = &function.registers;
+        registers.set_command(MEMORY_AND_BUS.into());
         let config = ConfigLock::new(function.device());
         let saved = config.keep()?;
         // Nothing was lost.
-        config.give_back(&saved);
-        assert_eq!(function.registers.command.get(), memory_and_bus);
-        // As it reads where it cannot be reached.
-        function.registers.command.set(u16::MAX);
-        assert!(config.keep().is_err());
-        config.give_back(&saved);
-        assert_eq!(function.registers.command.get(), u16::MAX);
+        assert_eq!(config.give_back(&saved), Ok(()));
+        assert_eq!(registers.command(), MEMORY_AND_BUS);
         // As a reset of the bus leaves it, also where somebody else has saved that.
-        function.registers.command.set(0);
+        registers.reset();
         assert!(config.keep().is_err());
-        // SAFETY: The function is valid, and its config space locked.
-        to_result(unsafe { bindings::pci_save_state(function.as_raw()) })?;
-        config.give_back(&saved);
-        config.restore_lost();
+        save_anyhow(&function)?;
+        assert_eq!(config.give_back(&saved), Ok(()));
+        assert_eq!((registers.command(), registers.bars()), (MEMORY, BARS));
+        // As where somebody has given it something else.
+        registers.set_command(MEMORY_AND_BUS.into());
+        registers.set_bars(NOWHERE);
+        assert_eq!(config.give_back(&saved), Ok(()));
+        assert_eq!((registers.command(), registers.bars()), (MEMORY, BARS));
+        // It has not had the bus in between.
+        assert_eq!(registers.master_writes.get(), 0);
+        gone(&function);
+        assert!(config.keep().is_err());
+        assert_eq!(config.give_back(&saved), Err(ENODEV));
+        assert_eq!(registers.command(), u16::MAX);
         drop(config);
-        assert_eq!(
-            function.registers.command.get(),
-            bindings::PCI_COMMAND_MEMORY as u16
-        );
-        assert_eq!(function.registers.stray_writes.get(), 0);
+        assert_eq!(registers.stray_writes.get(), 0);
         Ok(())
     }
 
     #[test]
-    fn a_function_that_was_reset_without_a_driver_has_what_was_saved() -> Result {
+    fn what_another_function_had_is_not_given_to_this_one() -> Result {
+        let function = Function::new()?;
+        let another = Function::new()?;
+        let saved = ConfigLock::new(another.device()).keep()?;
+        let config = ConfigLock::new(function.device());
+        function.registers.reset();
+        assert_eq!(config.give_back(&saved), Err(EINVAL));
+        assert_eq!(function.registers.command(), 0);
+        Ok(())
+    }
+
+    #[test]
+    fn a_function_that_goes_while_it_is_saved_has_not_been_saved() -> Result {
+        let function = Function::new()?;
+        let registers = &function.registers;
+        let config = ConfigLock::new(function.device());
+        assert_eq!(config.keep()?.bars, BARS);
+        let reads = registers.reads.get();
+        for number in 1..=reads {
+            registers.reads.set(0);
+            registers.goes_at.set(number);
+            assert_eq!(config.keep().map(|_| ()), Err(ENODEV));
+        }
+        registers.goes_at.set(u32::MAX);
+        // Nor has one that is there again by the end. Two reads find it there before.
+        for word in 0..WORDS {
+            registers.reads.set(0);
+            registers.loses.set(2 + word as u32 + 1);
+            assert_eq!(config.keep().is_err(), word != SUBSYSTEM);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_function_that_asks_for_time_is_given_some() -> Result {
         let function = Function::new()?;
         let config = ConfigLock::new(function.device());
-        config.save()?;
-        function.registers.command.set(0);
-        config.restore_lost();
-        let restored = function.registers.command.get();
-        assert_eq!(restored, bindings::PCI_COMMAND_MEMORY as u16);
+        let long = Delta::from_secs(10);
+        assert_eq!(config.wait_until_ready(Delta::from_millis(0)), Ok(()));
+        let saved = config.keep()?;
+        function.registers.unready.set(3);
+        assert_eq!(config.give_back(&saved), Err(ENODEV));
+        assert_eq!(config.wait_until_ready(long), Ok(()));
+        assert_eq!(function.registers.unready.get(), 0);
+        gone(&function);
+        let short = Delta::from_millis(30);
+        assert_eq!(config.wait_until_ready(short), Err(ENODEV));
+        // Nobody waits for what was taken out.
+        // SAFETY: The function is valid, and nobody else makes use of it.
+        unsafe { (*function.as_raw()).error_state = bindings::pci_channel_io_perm_failure };
+        let began = Instant::<Monotonic>::now();
+        assert_eq!(config.wait_until_ready(long), Err(ENODEV));
+        assert!(began.elapsed() < long);
+        Ok(())
+    }
+
+    /// A function without a driver which was reset has its BARs again, and not the bus, whether it decoded `memory` by then
+    /// or not.
+    fn is_restored(function: &Function, memory: bool) {
+        let registers = &function.registers;
+        registers.reset();
+        if memory {
+            // As it is enabled, with BARs that are nowhere.
+            registers.set_command(MEMORY_AND_BUS.into());
+        }
+        let config = ConfigLock::new(function.device());
+        assert_eq!(config.restore_lost(), Ok(()));
+        assert_eq!(registers.bars(), BARS);
+        assert_eq!(config.decode_memory(), Ok(()));
+        assert_eq!(registers.command(), MEMORY);
+        // And it is left alone when it has what it needs.
+        registers.set_command(MEMORY_AND_BUS.into());
+        assert_eq!(config.restore_lost(), Ok(()));
+        assert_eq!(config.decode_memory(), Ok(()));
+        assert_eq!(registers.command(), MEMORY_AND_BUS);
+        assert_eq!(registers.master_writes.get(), 0);
+    }
+
+    #[test]
+    fn a_function_that_was_reset_without_a_driver_has_what_was_saved() -> Result {
+        for memory in [false, true] {
+            let function = Function::new()?;
+            let registers = &function.registers;
+            // What only saved config space has.
+            registers.set_command(u32::from(MEMORY_AND_BUS) | bindings::PCI_COMMAND_PARITY);
+            save_anyhow(&function)?;
+            registers.reset();
+            let config = ConfigLock::new(function.device());
+            assert_eq!(config.restore_lost(), Ok(()));
+            let parity = bindings::PCI_COMMAND_PARITY as u16;
+            assert_eq!(registers.command(), MEMORY | parity);
+            drop(config);
+            registers.set_command(MEMORY.into());
+            save_anyhow(&function)?;
+            is_restored(&function, memory);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_function_that_was_saved_after_it_was_reset_has_its_bars_all_the_same() -> Result {
+        for memory in [false, true] {
+            let function = Function::new()?;
+            function.registers.reset();
+            save_anyhow(&function)?;
+            is_restored(&function, memory);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_function_that_does_not_answer_yet_is_left_as_it_is() -> Result {
+        let function = Function::new()?;
+        gone(&function);
+        let config = ConfigLock::new(function.device());
+        assert_eq!(config.restore_lost(), Ok(()));
+        assert_eq!(config.decode_memory(), Err(ENODEV));
+        assert_eq!(function.registers.command(), u16::MAX);
+        Ok(())
+    }
+
+    #[test]
+    fn bars_that_the_core_has_given_no_place_are_left_as_they_are() -> Result {
+        let function = Function::new()?;
+        // SAFETY: The function is valid, and nobody else makes use of it.
+        let resource = unsafe { &mut (*function.as_raw()).resource[2] };
+        let flags = resource.flags;
+        let unclaimed = core::mem::replace(&mut resource.parent, ptr::null_mut());
+        let config = ConfigLock::new(function.device());
+        let elsewhere = [BARS[0], BARS[1], 0x1000, 0, 0, 0];
+        function.registers.set_bars(elsewhere);
+        assert_eq!(config.restore_lost(), Ok(()));
+        resource.parent = unclaimed;
+        resource.flags = flags | bindings::IORESOURCE_UNSET as usize;
+        assert_eq!(config.restore_lost(), Ok(()));
+        assert_eq!(function.registers.bars(), elsewhere);
+        resource.flags = flags;
+        assert_eq!(config.restore_lost(), Ok(()));
+        assert_eq!(function.registers.bars(), BARS);
         Ok(())
     }
 
@@ -1116,12 +1595,12 @@ mod tests {
         let function = Function::new()?;
         let vectors = Vectors::new(function.device(), 1, true)?;
         ConfigLock::new(function.device()).enable_pin(true);
-        let before = function.registers.command.get();
+        let before = function.registers.command();
         assert!(!function.is_pin_disabled());
         {
             let _resetter = ConfigLock::new(function.device());
             vectors.disable_pin();
-            assert_eq!(function.registers.command.get(), before);
+            assert_eq!(function.registers.command(), before);
         }
         vectors.disable_pin();
         assert!(function.is_pin_disabled());

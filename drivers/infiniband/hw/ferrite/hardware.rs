@@ -451,9 +451,7 @@ impl Hardware {
             ),
             _ => dev_err!(self.pdev, "device failed, its users are told to let go\n"),
         }
-        if !self.recovery.is_frozen() {
-            self.registers.request_reset();
-        }
+        self.recovery.reach(|| self.registers.request_reset());
         self.tell_carrier();
         self.sink.raise(device_event::FATAL);
         // It was never queued before: this is the first failure.
@@ -541,13 +539,12 @@ impl Hardware {
     /// where it stops the device at its beginning, and not for ever: who takes memory back here may be
     /// waited for by it.
     fn claim(&self) -> Option<Stopping<'_>> {
-        if self.recovery.is_frozen() {
-            return None;
-        }
-        let config = ConfigLock::try_new(&self.pdev)?;
-        // The interrupt cannot, as long as config space is locked: a device that hangs may hold its line.
-        config.enable_pin(false);
-        Some(Stopping { hw: self, config })
+        self.recovery.reach(|| {
+            let config = ConfigLock::try_new(&self.pdev)?;
+            // The interrupt cannot, as long as config space is locked: a device that hangs may hold its line.
+            config.enable_pin(false);
+            Some(Stopping { hw: self, config })
+        })?
     }
 
     /// Says why the device cannot be stopped, if that is what was found.

@@ -171,6 +171,7 @@ pub(crate) struct BoundDevice {
 
 impl Drop for BoundDevice {
     fn drop(&mut self) {
+        // Where `probe` fails: nothing is left to do of it after `unbind`.
         self.recovery.close();
     }
 }
@@ -378,18 +379,27 @@ impl pci::Driver for FerriteDriver {
             dev_dbg!(pdev, "not a Ferrite adapter: {:?}\n", pdev.pci_class());
             return Err(ENODEV);
         }
-        pdev.enable_device_mem()?;
-        ConfigLock::new(pdev).restore_lost();
+        pci_ext::enable_device_mem(pdev)?;
         // SAFETY: Nothing maps memory for this device yet.
         unsafe { pdev.dma_set_max_seg_size(MAX_SEGMENT) };
         let registers = Registers::map(pdev)?;
-        // It answered just now.
-        let saved = ConfigLock::new(pdev).keep()?;
+        let saved = {
+            let config = ConfigLock::new(pdev);
+            // Whoever had it before may have left it the bus. Who is given this back is not to have it.
+            config.clear_master();
+            // It answered just now.
+            config.keep()?
+        };
         let bound = BoundDevice {
             recovery: Recovery::new(pdev, registers, saved)?,
         };
         bound.recovery.open(pdev)?;
         Ok(bound)
+    }
+
+    /// Here, not as the data goes: the PCI core may have put the function to sleep by then, or the port above it.
+    fn unbind<'bound>(_pdev: &'bound pci::Device<Core<'_>>, this: Pin<&Self::Data<'bound>>) {
+        this.recovery.close();
     }
 }
 

@@ -16,6 +16,7 @@ mod devlink;
 mod dump;
 mod exchange;
 mod farewell;
+mod freeze;
 mod plan;
 mod spreading;
 #[cfg(CONFIG_KUNIT = "y")]
@@ -31,6 +32,10 @@ use self::{
     farewell::{
         Farewell,
         Wait, //
+    },
+    freeze::{
+        Freeze,
+        FROZEN, //
     },
     plan::{
         End,
@@ -105,10 +110,6 @@ use kernel::{
     prelude::*,
     sync::{
         aref::ARef,
-        atomic::{
-            Atomic,
-            Relaxed, //
-        },
         Arc,
         CondVar,
         CondVarTimeoutResult,
@@ -146,9 +147,8 @@ const SHUT_DOWN: Refusal = Refusal::new(EBUSY, c"the machine shuts down");
 
 const NO_BUS: Refusal = Refusal::new(ENODEV, c"the bus did not recover: reset the function first");
 
-/// For how many milliseconds a bus may be frozen: longer than the PCI core waits for a function after a reset of the
-/// bus. It says when it gives up, but not all kernels do.
-const FROZEN: u64 = 75_000;
+/// For how long a function may not answer after a reset of the bus.
+const READY: Delta = Delta::from_secs(5);
 
 /// What is kept from one life to the next.
 pub(crate) struct Kept {
@@ -223,6 +223,9 @@ struct Current {
     holders: u8,
     /// The PCI core has given the bus up, of which it was held since: until somebody resets the function.
     bus_gone: bool,
+    /// When, in milliseconds of [`Recovery::now`], the PCI core has given it up at the latest, also where it does not say so:
+    /// not all kernels do.
+    bus_until: u64,
     /// The machine shuts down: it is held for good.
     shut_down: bool,
     /// How often it was held or let go.
@@ -239,11 +242,18 @@ impl Current {
             hw: None,
             holders: 0,
             bus_gone: false,
+            bus_until: 0,
             shut_down: false,
             changes: 0,
             noted: 0,
             unstoppable: false,
         }
+    }
+
+    /// An error of the bus was found, of which the function is held from now on.
+    fn hold_for_bus(&mut self, now: u64) {
+        self.bus_until = now + FROZEN;
+        self.hold(Holder::Bus, true);
     }
 
     /// The function is held for this, or that is over.
@@ -266,10 +276,11 @@ impl Current {
         self.holders != 0 || self.shut_down
     }
 
-    /// Somebody has reset the function: where the bus was given up it works again, as far as is known.
-    fn was_reset(&mut self) {
+    /// Somebody has reset the function: where the bus was given up, with a word or without, it works again, as far as is
+    /// known.
+    fn was_reset(&mut self, now: u64) {
         self.hold(Holder::Reset, false);
-        if core::mem::take(&mut self.bus_gone) {
+        if core::mem::take(&mut self.bus_gone) || now >= self.bus_until {
             self.hold(Holder::Bus, false);
         }
     }
@@ -322,8 +333,8 @@ pub(crate) struct Recovery {
     registers: Arc<Registers>,
     /// Config space as it was when the driver was bound.
     saved: SavedState,
-    /// Until when the bus is frozen, in milliseconds of [`Self::now`]; zero where it is not.
-    frozen_until: Atomic<u64>,
+    /// Whether the bus is frozen. Who has the device to stop waits for the end of that.
+    freeze: Freeze,
     /// When this was made: what [`Plan`] counts from.
     epoch: Instant<Monotonic>,
     /// Does what is to be done. Queued also when the device fails, in an interrupt; not where a [`Hardware`] has its
@@ -382,7 +393,7 @@ impl Recovery {
         let init = try_pin_init!(Self {
             registers: Arc::new(registers, GFP_KERNEL)?,
             saved,
-            frozen_until: Atomic::new(0),
+            freeze: Freeze::new(),
             epoch: Instant::now(),
             work: BoundWork::new(
                 pdev.as_ref(),
@@ -460,12 +471,14 @@ impl Recovery {
         Ok(())
     }
 
-    /// Ends the present life, and sees to it that there is no other. Sleeps.
+    /// Ends the present life, and sees to it that there is no other; once. Sleeps.
     pub(crate) fn close(self: &Arc<Self>) {
-        // Who unbinds has the device lock, for which the PCI core waits before it goes on: he is not to wait for that.
-        self.thaw();
         // Who asked for an attempt has devlink locked: he goes first.
-        self.exchange.lock().closed = true;
+        if core::mem::replace(&mut self.exchange.lock().closed, true) {
+            return;
+        }
+        // Who unbinds has the device lock, for which the PCI core waits before it goes on: he is not to wait for that.
+        self.freeze.ends();
         self.answered.notify_all();
         let opened = self.opened.lock().take();
         // What is being done is waited for, and nothing is done after this.
@@ -484,7 +497,18 @@ impl Recovery {
         parting::end(&self.pdev, life);
         drop(interface);
         // For whoever is bound next.
-        ConfigLock::new(&self.pdev).give_back(&self.saved);
+        self.give_back(&ConfigLock::new(&self.pdev));
+    }
+
+    /// Gives the function the config space that it had, where it lost that. One that does not answer is none to complain
+    /// of here: it may have been pulled out, or be behind a bridge that was closed.
+    fn give_back(&self, config: &Config<'_>) {
+        match config.give_back(&self.saved) {
+            Err(error) if error != ENODEV => {
+                dev_err!(self.pdev, "config space is not what it was: {:?}\n", error);
+            }
+            _ => {}
+        }
     }
 
     /// What happens to the device.
@@ -579,7 +603,7 @@ impl Recovery {
     /// Somebody else is about to reset the function, with its config space locked. Sleeps.
     pub(crate) fn hold(&self, config: &Config<'_>) {
         // First, as the PCI core saves what there is next, to restore it.
-        config.give_back(&self.saved);
+        self.give_back(config);
         drop(self.hold_for(Holder::Reset, config, Hardware::fail_for_reset));
     }
 
@@ -594,7 +618,7 @@ impl Recovery {
     /// lock. Sleeps.
     fn stop_for(&self, holder: Holder, fail: fn(&Arc<Hardware>)) {
         // As where the driver is unbound.
-        self.thaw();
+        self.freeze.ends();
         let hw = {
             let config = ConfigLock::new(&self.pdev);
             let hw = self.hold_for(holder, &config, fail);
@@ -629,10 +653,20 @@ impl Recovery {
     /// from it may be lost. Sleeps.
     pub(crate) fn bus_failed(self: &Arc<Self>, channel: Channel) {
         match channel {
-            Channel::Normal => self.stop_for(Holder::Bus, Hardware::fail_for_bus_error),
+            // The PCI core waits, with the device lock and all of its buses: what takes long is left to the work item of
+            // the failure, also the rest where somebody has config space locked by now.
+            Channel::Normal => {
+                let config = ConfigLock::try_new(&self.pdev);
+                let hw = self.fail_and_hold(Holder::Bus, Hardware::fail_for_bus_error);
+                if let Some(config) = config {
+                    config.enable_pin(false);
+                    config.clear_master();
+                }
+                drop(hw);
+            }
             // Neither registers nor config space are touched.
             Channel::Frozen => {
-                self.frozen_until.store(self.now() + FROZEN, Relaxed);
+                self.freeze.begins(self.now());
                 drop(self.fail_and_hold(Holder::Bus, Hardware::fail_for_bus_error));
             }
             // Something else may have failed behind the same port.
@@ -648,23 +682,33 @@ impl Recovery {
         }
     }
 
-    /// The bus was reset after such an error, and can be reached. The device is stopped, as it may not have failed before,
-    /// and has no right to the bus. Sleeps.
+    /// The bus was reset after such an error, and can be reached, or is about to be. The device is stopped, as it may not
+    /// have failed before, and has no right to the bus. Sleeps.
     pub(crate) fn bus_was_reset(&self) -> Result {
-        {
+        let given = {
             let config = ConfigLock::new(&self.pdev);
-            config.give_back(&self.saved);
-            self.thaw();
+            let given = config
+                .wait_until_ready(READY)
+                .and_then(|()| config.give_back(&self.saved));
+            self.freeze.ends();
             // A driver that was bound meanwhile was not told of the error.
-            self.hold_for(Holder::Bus, &config, Hardware::fail_for_bus_error);
-        }
-        self.registers.presence().inspect_err(|error| {
-            dev_err!(
-                self.pdev,
-                "no device after an error of the bus: {:?}\n",
-                error
-            )
-        })
+            let hw = self.fail_and_hold(Holder::Bus, Hardware::fail_for_bus_error);
+            if given.is_ok() {
+                // It may have lost nothing, and have the bus.
+                config.clear_master();
+                self.stop_held(hw.as_deref(), &config);
+            }
+            given
+        };
+        given
+            .and_then(|()| self.registers.presence())
+            .inspect_err(|error| {
+                dev_err!(
+                    self.pdev,
+                    "no device after an error of the bus: {:?}\n",
+                    error
+                )
+            })
     }
 
     /// Notes whether the bus was given up.
@@ -673,24 +717,20 @@ impl Recovery {
         self.counts.lock().bus_gone = gone;
     }
 
-    /// The bus is not frozen, or not any more.
-    fn thaw(&self) {
-        self.frozen_until.store(0, Relaxed);
-    }
-
-    /// Whether it is. Nobody reads or writes registers then: what comes back is nothing that the device said, and the
-    /// bus is being reset, or held apart from the machine. Who has the device to stop waits.
-    pub(crate) fn is_frozen(&self) -> bool {
-        match self.frozen_until.load(Relaxed) {
-            0 => false,
-            until => self.now() < until,
-        }
+    /// Does something to registers or config space of the device, unless the bus is frozen: what comes back then is nothing
+    /// that the device said, and the bus is being reset, or held apart from the machine. May be called from any context.
+    pub(crate) fn reach<T>(&self, what: impl FnOnce() -> T) -> Option<T> {
+        self.freeze.reach(|| self.now(), what)
     }
 
     /// The function is held; its device, if it has one, is given up by `fail`, and is what this gives.
     fn fail_and_hold(&self, holder: Holder, fail: fn(&Arc<Hardware>)) -> Option<Arc<Hardware>> {
         let mut current = self.current.lock();
-        current.hold(holder, true);
+        if holder == Holder::Bus {
+            current.hold_for_bus(self.now());
+        } else {
+            current.hold(holder, true);
+        }
         if let Some(hw) = &current.hw {
             // With the lock held, so that it queues nothing that who parts with it does not wait for.
             fail(hw);
@@ -698,6 +738,7 @@ impl Recovery {
         current.hw.clone()
     }
 
+    /// The same, and stops it.
     fn hold_for(
         &self,
         holder: Holder,
@@ -705,16 +746,22 @@ impl Recovery {
         fail: fn(&Arc<Hardware>),
     ) -> Option<Arc<Hardware>> {
         let hw = self.fail_and_hold(holder, fail);
-        if let Some(hw) = &hw {
-            hw.stop_for_reset(config);
-        }
+        self.stop_held(hw.as_deref(), config);
         hw
+    }
+
+    /// Stops a device that was given up so, with config space locked, unless the bus is frozen: who stops it then waits for
+    /// the end of that. Sleeps.
+    fn stop_held(&self, hw: Option<&Hardware>, config: &Config<'_>) {
+        if let Some(hw) = hw {
+            self.reach(|| hw.stop_for_reset(config));
+        }
     }
 
     /// Somebody else has reset the function, or tried to. Config space is locked.
     pub(crate) fn was_reset(self: &Arc<Self>, config: &Config<'_>) {
-        config.give_back(&self.saved);
-        self.current.lock().was_reset();
+        self.give_back(config);
+        self.current.lock().was_reset(self.now());
         self.counts.lock().bus_gone = false;
         self.wake();
     }

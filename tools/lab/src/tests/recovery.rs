@@ -41,6 +41,10 @@ pub const TESTS: &[VmTest] = &[
         comes_back_after_resets_of_attempts,
     ),
     VmTest::new(
+        "a function that lost its BARs without a driver, which was saved in their place, has them again",
+        bars_are_found_again,
+    ),
+    VmTest::new(
         "unbound and unloaded while the device comes back",
         let_go_while_it_comes_back,
     ),
@@ -969,16 +973,27 @@ fn comes_back_after_reset(cluster: &Cluster) -> Result<()> {
     still_works(cluster)
 }
 
-/// Errors of the bus by the names that QEMU has for them: a completion that did not come, which leaves the link as it is,
-/// and a data link protocol error, which is fatal.
-const BUS_ERRORS: [&str; 2] = ["COMP_TIME", "DLP"];
+/// Errors of the bus by the names that QEMU has for them, and whether they are fatal: a completion that did not come,
+/// which leaves the link as it is, and a data link protocol error, for which the link is reset.
+const BUS_ERRORS: [(&str, bool); 2] = [("COMP_TIME", false), ("DLP", true)];
+
+/// Waits until the kernel is done with all errors of the bus that there were: the threads that recover from them wait for
+/// the next interrupt.
+fn bus_errors_over(vm: &Vm) -> Result<()> {
+    vm.wait_for(
+        "threads=$(grep -ls aerdrv /proc/[0-9]*/comm); [ -n \"$threads\" ] &&
+         for t in $threads; do grep -q ^irq_ ${t%comm}wchan || exit 1; done",
+        PATIENCE,
+    )
+    .context("the kernel is not done with errors of the bus")
+}
 
 /// Errors of the bus under a program, one after the other, of which the kernel says in the end that recovery `ended`.
 fn bus_errors(cluster: &Cluster, ended: &str) -> Result<()> {
     let (one, _) = cluster.two()?;
     bind_anew(one)?;
     let before = pinned(one)?;
-    for error in BUS_ERRORS {
+    for (error, fatal) in BUS_ERRORS {
         let count = lives(one)?;
         one.sh("dmesg -C")?;
         let program = program_in_the_middle(one)?;
@@ -993,9 +1008,11 @@ fn bus_errors(cluster: &Cluster, ended: &str) -> Result<()> {
         let said = one.sh("dmesg")?;
         ensure!(
             said.contains(&format!("device recovery {ended}"))
+                && said.contains("Port link has been reset (0)") == fatal
                 && !said.contains("cannot be stopped"),
             "{error}:\n{said}"
         );
+        has_memory_and_bus(one).with_context(|| format!("after {error}"))?;
     }
     none_pinned_since(one, before)?;
     nothing_left(one)?;
@@ -1021,7 +1038,7 @@ fn comes_back_after_errors_in_between(cluster: &Cluster) -> Result<()> {
          done; true",
         PATIENCE,
     )?;
-    for error in BUS_ERRORS.into_iter().cycle().take(6) {
+    for (error, _) in BUS_ERRORS.into_iter().cycle().take(6) {
         one.bus_error(error)?;
         std::thread::sleep(Duration::from_millis(300));
     }
@@ -1029,13 +1046,17 @@ fn comes_back_after_errors_in_between(cluster: &Cluster) -> Result<()> {
     // It may have been left alone by then.
     one.sh(&format!("{REPORTERS}; {RECOVER_ANYHOW}; true"))?;
     wait_back(one, count)?;
-    for error in BUS_ERRORS {
+    has_memory_and_bus(one)?;
+    for (error, _) in BUS_ERRORS {
+        // So that what is said next is of this error.
+        bus_errors_over(one)?;
         one.sh("dmesg -C")?;
         one.bus_error(error)?;
         unbind(one)?;
         one.wait_for("dmesg | grep -q 'device recovery'", PATIENCE)?;
         bind(one)?;
         wait_active(one)?;
+        has_memory_and_bus(one).with_context(|| format!("after {error}"))?;
     }
     nothing_left(one)?;
     still_works(cluster)
@@ -1047,6 +1068,19 @@ const RESETS: u32 = 6;
 
 /// The bits of the command register of a function that decodes its memory and has the bus.
 const MEMORY_AND_BUS: u16 = 0x6;
+
+/// A device at work has both.
+fn has_memory_and_bus(vm: &Vm) -> Result<()> {
+    let command = vm.sh(
+        "for f in /sys/bus/pci/drivers/ferrite/*:*:*.*; do od -An -tu2 -j4 -N2 $f/config; done",
+    )?;
+    let command: u16 = command.trim().parse()?;
+    ensure!(
+        command & MEMORY_AND_BUS == MEMORY_AND_BUS,
+        "the command register is {command:#x}"
+    );
+    Ok(())
+}
 
 /// Others reset the function of machine `vm`, at all moments of attempts that somebody asks for.
 pub(super) fn survives_resets_of_attempts(vm: &Vm) -> Result<()> {
@@ -1087,14 +1121,7 @@ pub(super) fn survives_resets_of_attempts(vm: &Vm) -> Result<()> {
     for wrong in ["an attempt that was asked for failed", "cannot be stopped"] {
         ensure!(!said.contains(wrong), "{wrong}:\n{said}");
     }
-    let command = vm.sh(
-        "for f in /sys/bus/pci/drivers/ferrite/*:*:*.*; do od -An -tu2 -j4 -N2 $f/config; done",
-    )?;
-    let command: u16 = command.trim().parse()?;
-    ensure!(
-        command & MEMORY_AND_BUS == MEMORY_AND_BUS,
-        "the command register is {command:#x}"
-    );
+    has_memory_and_bus(vm)?;
     nothing_left(vm)
 }
 
@@ -1102,6 +1129,24 @@ fn comes_back_after_resets_of_attempts(cluster: &Cluster) -> Result<()> {
     let (one, _) = cluster.two()?;
     bind_anew(one)?;
     survives_resets_of_attempts(one)?;
+    still_works(cluster)
+}
+
+fn bars_are_found_again(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    unbind(one)?;
+    // Who resets it saves what it has, and restores that.
+    one.sh("for f in $(cat /run/functions); do
+             cd /sys/bus/pci/devices/$f
+             for bar in 4 5 6 7 8 9; do
+                 printf '\\0\\0\\0\\0' | dd of=config bs=4 seek=$bar conv=notrunc status=none
+             done
+             echo 1 >reset
+             [ $(od -An -tu4 -j16 -N4 config) -lt 16 ] || exit 1
+         done")
+        .context("the function has not lost its BARs")?;
+    bind(one)?;
+    has_memory_and_bus(one)?;
     still_works(cluster)
 }
 

@@ -383,13 +383,61 @@ mod suite {
     #[test]
     fn a_bus_that_was_given_up_works_again_after_a_reset_and_one_that_recovers_by_itself() {
         let mut current = Current::new();
-        current.hold(Holder::Bus, true);
-        current.was_reset();
+        current.hold_for_bus(7);
+        current.was_reset(7);
         assert_eq!(current.hindrance(), Some((Outcome::Interrupted, HELD)));
         current.bus_gone = true;
         assert_eq!(current.hindrance(), Some((Outcome::Interrupted, NO_BUS)));
-        current.was_reset();
+        current.was_reset(8);
         assert_eq!(current.hindrance(), None);
+    }
+
+    #[test]
+    fn a_bus_that_was_given_up_without_a_word_works_again_after_a_reset() {
+        let mut current = Current::new();
+        current.hold_for_bus(7);
+        current.was_reset(7 + FROZEN - 1);
+        assert!(current.is_held_for(Holder::Bus));
+        // Another error, of which the PCI core recovers.
+        current.hold_for_bus(9);
+        current.was_reset(7 + FROZEN);
+        assert!(current.is_held_for(Holder::Bus));
+        current.was_reset(9 + FROZEN);
+        assert_eq!(current.hindrance(), None);
+        // Nothing that others hold it for.
+        current.hold_for_bus(10);
+        current.hold(Holder::Sleep, true);
+        current.was_reset(10 + FROZEN);
+        assert!(current.is_held_for(Holder::Sleep) && !current.is_held_for(Holder::Bus));
+    }
+
+    #[test]
+    fn nothing_reaches_a_device_while_its_bus_is_frozen() {
+        let freeze = Freeze::new();
+        // What is done only where it may be.
+        let reaches = |now| {
+            let mut done = false;
+            let reached = freeze.reach(
+                || now,
+                || {
+                    done = true;
+                    now
+                },
+            );
+            assert_eq!(reached, done.then_some(now));
+            done
+        };
+        assert!(reaches(0) && reaches(u64::MAX));
+        freeze.begins(0);
+        assert!(!reaches(0) && !reaches(FROZEN - 1));
+        // Nobody has said that it is over.
+        assert!(reaches(FROZEN));
+        freeze.begins(9);
+        // Another error.
+        freeze.begins(10);
+        assert!(!reaches(9 + FROZEN) && reaches(10 + FROZEN));
+        freeze.ends();
+        assert!(reaches(10));
     }
 
     #[test]
