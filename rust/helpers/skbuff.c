@@ -265,3 +265,15 @@ __rust_helper __be16 rust_helper_vlan_get_protocol(const struct sk_buff *skb)
 {
 	return vlan_get_protocol(skb);
 }
+
+__rust_helper bool rust_helper_skb_shared(const struct sk_buff *skb)
+{
+	return skb_shared(skb);
+}
+
+/* The pages stay: the buffer has counts of its own of them afterwards. */
+__rust_helper void rust_helper_skb_let_go_of_pages(struct sk_buff *skb)
+{
+	skb_zcopy_downgrade_managed(skb);
+	skb_zcopy_clear(skb, false);
+}

@@ -155,6 +155,8 @@ impl<D: EthtoolOps> Ops<D> {
     pub const fn with_ethtool(mut self) -> Self {
         self.ethtool.get_drvinfo = Some(get_drvinfo::<D>);
         self.ethtool.get_link = Some(bindings::ethtool_op_get_link);
+        // Of what `Skb::tx_timestamp` notes.
+        self.ethtool.get_ts_info = Some(bindings::ethtool_op_get_ts_info);
         self.ethtool.get_sset_count = Some(get_sset_count::<D>);
         self.ethtool.get_strings = Some(get_strings::<D>);
         self.ethtool.get_ethtool_stats = Some(get_ethtool_stats::<D>);
@@ -193,6 +195,15 @@ impl<D: ChannelsOps> Ops<D> {
         self.ethtool.get_channels = Some(get_channels::<D>);
         self.ethtool.set_channels = Some(set_channels::<D>);
         self
+    }
+}
+
+impl<D: RssOps> Device<D> {
+    /// Says that the device has no place for the table that a user chose, and another one is there now: by `ethtool`'s
+    /// notification and in the log. By who holds no lock that [`RssOps::rss`] takes.
+    pub fn table_is_lost(&self, _rtnl: &Rtnl) {
+        // SAFETY: The reference keeps the device, which has operations for `ethtool`, these among them; RTNL is held.
+        unsafe { bindings::ethtool_rxfh_indir_lost(self.as_raw()) }
     }
 }
 

@@ -18,7 +18,8 @@ use kernel::types::Opaque;
 ///
 /// # Invariants
 ///
-/// The pointer is a valid `sk_buff` of which this value owns the only count. It is in no list.
+/// The pointer is a valid `sk_buff` of which this value owns a count. Nobody else touches the buffer for as long as it does,
+/// whoever has a count, too. It is in no list.
 pub struct Skb(NonNull<bindings::sk_buff>);
 
 // SAFETY: A socket buffer belongs to no task.
@@ -253,8 +254,13 @@ impl Skb {
         unsafe { bindings::skb_has_frag_list(self.as_raw()) }
     }
 
-    /// Puts all of it in one piece. `ENOMEM` where there is none for that.
+    /// Puts all of it in one piece. `ENOMEM` where there is none for that, `EBUSY` where somebody else has a count, whose
+    /// data would move.
     pub fn linearise(&mut self) -> Result {
+        // SAFETY: By the type invariant the buffer is valid.
+        if unsafe { bindings::skb_shared(self.as_raw()) } {
+            return Err(EBUSY);
+        }
         // SAFETY: By the type invariant the buffer is valid and ours.
         to_result(unsafe { bindings::skb_linearize(self.as_raw()) })
     }
@@ -391,11 +397,13 @@ impl Skb {
         Ok(Frames { next: list })
     }
 
-    /// Lets go of all that it holds on to: of its sender, who may wait for room, its connection and its route. For one that
-    /// is never freed. By who owns it alone, anywhere but in interrupts.
+    /// Lets go of all that it holds on to: of its sender, who may wait for room, or to be told that his pages are his again
+    /// (zero copy), its connection and its route. For one that is never freed, and keeps its pages. By who owns it alone,
+    /// anywhere but in interrupts.
     pub(super) fn let_go(&mut self) {
         // SAFETY: By the type invariant the buffer is valid and ours; each of these can be done to any buffer, once or more.
         unsafe {
+            bindings::skb_let_go_of_pages(self.as_raw());
             bindings::skb_orphan(self.as_raw());
             bindings::nf_reset_ct(self.as_raw());
             bindings::skb_dst_drop(self.as_raw());

@@ -5,7 +5,7 @@ use crate::config_space::{self, ConfigSpace, Effect};
 use crate::counters::{LinkCounters, MmioCounters};
 use crate::guest_memory::{GuestMemory, Passing};
 use crate::inbox::{self, Given, Inbox, Parcel};
-use crate::interrupts::{Interrupts, Kinds};
+use crate::interrupts::{prepare_pin, prepare_vectors, Interrupts, Kinds};
 use crate::keeper;
 use crate::mapping::{Mapping, Refusal, Row, Vlans};
 use crate::port::{Port, UPLINK_ROOM};
@@ -1322,7 +1322,8 @@ impl Backend for Frontend<'_> {
 
     fn change_vectors(&mut self, kind: Kind, change: VectorChange) -> io::Result<()> {
         log::debug!("{kind:?} vectors: {change:?}");
-        self.device.lock().host.interrupts.change(kind, change)?;
+        prepare_vectors(&change)?;
+        self.device.lock().host.interrupts.change(kind, change);
         if kind == Kind::Pin {
             // What unmasks it may be gone.
             self.device.wake();
@@ -1333,7 +1334,8 @@ impl Backend for Frontend<'_> {
     fn mask_pin(&mut self, change: PinChange) -> io::Result<()> {
         log::debug!("pin: {change:?}");
         let watched = matches!(change, PinChange::UnmaskBy(_));
-        self.device.lock().host.interrupts.mask_pin(change)?;
+        prepare_pin(&change)?;
+        self.device.lock().host.interrupts.mask_pin(change);
         if watched {
             self.device.wake();
         }

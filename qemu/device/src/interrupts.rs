@@ -199,17 +199,12 @@ impl Interrupts {
         changed.then(|| self.pin.unmask.clone())
     }
 
-    /// Does what the monitor asks of vectors; the pin is one.
-    pub fn change(&mut self, kind: Kind, change: VectorChange) -> io::Result<()> {
-        if let VectorChange::Assign { fds, .. } = &change {
-            for fd in fds {
-                prepare(fd)?;
-            }
-        }
+    /// Does what the monitor asks of vectors, whose descriptors are [prepared](prepare_vectors); the pin is one.
+    pub fn change(&mut self, kind: Kind, change: VectorChange) {
         let vectors = match kind {
             Kind::Pin => {
                 self.change_pin(change);
-                return Ok(());
+                return;
             }
             Kind::Msi => &mut self.msi,
             Kind::MsiX => &mut self.msix,
@@ -236,7 +231,6 @@ impl Interrupts {
                 }
             }
         }
-        Ok(())
     }
 
     fn change_pin(&mut self, change: VectorChange) {
@@ -255,17 +249,13 @@ impl Interrupts {
         }
     }
 
-    /// Does what the monitor asks of the mask of the pin.
-    pub fn mask_pin(&mut self, change: PinChange) -> io::Result<()> {
+    /// Does what the monitor asks of the mask of the pin; a descriptor is [prepared](prepare_pin).
+    pub fn mask_pin(&mut self, change: PinChange) {
         match change {
             PinChange::Mask => self.pin.masked = true,
             PinChange::Unmask => self.unmask_pin(),
-            PinChange::UnmaskBy(fd) => {
-                fd.iter().try_for_each(prepare)?;
-                self.set_unmask(fd);
-            }
+            PinChange::UnmaskBy(fd) => self.set_unmask(fd),
         }
-        Ok(())
     }
 
     fn set_unmask(&mut self, fd: Option<OwnedFd>) {
@@ -328,10 +318,30 @@ pub struct Counters {
     pub intx: u64,
 }
 
-/// Refuses what is no eventfd, and what a write could wait for.
+/// Refuses descriptors that are no eventfds. Before anything is locked that others wait for: a file of another kind
+/// takes as long to be closed as whoever made it likes.
+pub fn prepare_vectors(change: &VectorChange) -> io::Result<()> {
+    match change {
+        VectorChange::Assign { fds, .. } => fds.iter().try_for_each(prepare),
+        VectorChange::Remove { .. } | VectorChange::RemoveAll | VectorChange::Raise { .. } => {
+            Ok(())
+        }
+    }
+}
+
+/// The same of what is asked of the mask of the pin.
+pub fn prepare_pin(change: &PinChange) -> io::Result<()> {
+    match change {
+        PinChange::UnmaskBy(fd) => fd.iter().try_for_each(prepare),
+        PinChange::Mask | PinChange::Unmask => Ok(()),
+    }
+}
+
+/// Refuses what is no eventfd, and has no write wait.
 ///
-/// The monitor shares the open file and could let writes wait again, and fill
-/// the counter. It would only stop its own guest's device, as it can by ending.
+/// The monitor shares the open file and could let writes wait again, and fill the counter. That stops its own guest's
+/// device, as it can by ending, and of a process with several functions the thread that looks after the port: a monitor
+/// is trusted that far (SECURITY.md).
 fn prepare(fd: &OwnedFd) -> io::Result<()> {
     let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
     // Where it cannot be told the monitor is believed.
@@ -357,6 +367,15 @@ mod tests {
     use super::*;
     use rustix::event::{eventfd, EventfdFlags};
 
+    impl Interrupts {
+        /// As the monitor asks it.
+        fn asked(&mut self, kind: Kind, change: VectorChange) -> io::Result<()> {
+            prepare_vectors(&change)?;
+            self.change(kind, change);
+            Ok(())
+        }
+    }
+
     fn pair() -> (OwnedFd, OwnedFd) {
         let fd = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
         let clone = fd.try_clone().unwrap();
@@ -380,7 +399,7 @@ mod tests {
     fn assign(interrupts: &mut Interrupts, kind: Kind, count: usize) -> Vec<OwnedFd> {
         let (own, fds) = (0..count).map(|_| pair()).unzip();
         let change = VectorChange::Assign { start: 0, fds };
-        interrupts.change(kind, change).unwrap();
+        interrupts.asked(kind, change).unwrap();
         own
     }
 
@@ -425,10 +444,10 @@ mod tests {
         interrupts.set_pin(false);
         interrupts.unmask_pin();
         assert_eq!(fired(&fd), 0);
-        interrupts.mask_pin(PinChange::Mask).unwrap();
+        interrupts.mask_pin(PinChange::Mask);
         interrupts.raise(0);
         assert_eq!(fired(&fd), 0);
-        interrupts.mask_pin(PinChange::Unmask).unwrap();
+        interrupts.mask_pin(PinChange::Unmask);
         assert_eq!(fired(&fd), 1);
         assert_eq!(interrupts.counters().intx, 5);
     }
@@ -452,7 +471,7 @@ mod tests {
         // Who removes none keeps it.
         for (count, stays) in [(0, 1), (1, 0)] {
             let change = VectorChange::Remove { start: 0, count };
-            interrupts.change(Kind::Pin, change).unwrap();
+            interrupts.asked(Kind::Pin, change).unwrap();
             interrupts.unmask_pin();
             assert_eq!(fired(&fd), stays);
         }
@@ -465,14 +484,15 @@ mod tests {
         assert!(interrupts.unmask_event(&mut generation).is_none());
         let (_own, fd) = pair();
         let change = PinChange::UnmaskBy(Some(fd));
-        interrupts.mask_pin(change).unwrap();
+        prepare_pin(&change).unwrap();
+        interrupts.mask_pin(change);
         assert!(interrupts.unmask_event(&mut generation).unwrap().is_some());
         assert!(interrupts.unmask_event(&mut generation).is_none());
         let file = std::fs::File::open("/dev/null").unwrap();
         let change = PinChange::UnmaskBy(Some(file.into()));
-        assert!(interrupts.mask_pin(change).is_err());
+        assert!(prepare_pin(&change).is_err());
         interrupts
-            .change(Kind::Pin, VectorChange::RemoveAll)
+            .asked(Kind::Pin, VectorChange::RemoveAll)
             .unwrap();
         assert!(interrupts.unmask_event(&mut generation).unwrap().is_none());
     }
@@ -501,7 +521,7 @@ mod tests {
         let mut interrupts = enabled(3);
         let ((a, a_end), (b, b_end)) = (pair(), pair());
         interrupts
-            .change(
+            .asked(
                 Kind::MsiX,
                 VectorChange::Assign {
                     start: 1,
@@ -523,7 +543,7 @@ mod tests {
         interrupts.raise(0);
         let (fd, end) = pair();
         interrupts
-            .change(
+            .asked(
                 Kind::MsiX,
                 VectorChange::Assign {
                     start: 0,
@@ -533,14 +553,14 @@ mod tests {
             .unwrap();
         assert_eq!(fired(&fd), 1);
         interrupts
-            .change(Kind::MsiX, VectorChange::RemoveAll)
+            .asked(Kind::MsiX, VectorChange::RemoveAll)
             .unwrap();
         interrupts.raise(0);
         assert_eq!(fired(&fd), 0);
         interrupts.reset();
         let (fd, end) = pair();
         interrupts
-            .change(
+            .asked(
                 Kind::MsiX,
                 VectorChange::Assign {
                     start: 0,
@@ -557,7 +577,7 @@ mod tests {
         interrupts.follow(false, Mode::MsiX);
         let (fd, end) = pair();
         interrupts
-            .change(
+            .asked(
                 Kind::MsiX,
                 VectorChange::Assign {
                     start: 0,
@@ -569,7 +589,7 @@ mod tests {
         assert_eq!(fired(&fd), 0);
         // The monitor's own test does not depend on it.
         interrupts
-            .change(Kind::MsiX, VectorChange::Raise { start: 0, count: 1 })
+            .asked(Kind::MsiX, VectorChange::Raise { start: 0, count: 1 })
             .unwrap();
         assert_eq!(fired(&fd), 1);
     }
@@ -580,7 +600,7 @@ mod tests {
         let fd = eventfd(0, EventfdFlags::empty()).unwrap();
         rustix::io::write(&fd, &(u64::MAX - 1).to_ne_bytes()).unwrap();
         interrupts
-            .change(
+            .asked(
                 Kind::MsiX,
                 VectorChange::Assign {
                     start: 0,
@@ -604,7 +624,7 @@ mod tests {
         let file = std::fs::File::open("/dev/null").unwrap();
         let fds = vec![end, file.into()];
         assert!(interrupts
-            .change(Kind::MsiX, VectorChange::Assign { start: 0, fds })
+            .asked(Kind::MsiX, VectorChange::Assign { start: 0, fds })
             .is_err());
         interrupts.raise(0);
         assert_eq!(fired(&good), 0);

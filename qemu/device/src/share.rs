@@ -18,8 +18,9 @@ pub const SEAL_ADVICE: &str =
      other VMs, too: only files that are sealed against that are taken, as those of QEMU's \
      memory-backend-memfd are";
 
-/// Whether the file of `fd` is memory that cannot become less, or that of a file system that need not
-/// answer: what is mapped of it is there whenever it is accessed.
+/// Whether the file of `fd` is memory that cannot become less, and not that of a file system that need not
+/// answer: what is mapped of it is there whenever it is accessed, as long as the host has memory for it and the
+/// process may have more (`Documentation/device/14-limits.md`).
 pub fn is_sealed(fd: impl AsFd) -> bool {
     // Files of other kinds have no seals, and those of huge pages may lack pages at any time.
     let seals = rustix::fs::fcntl_get_seals(&fd);

@@ -143,6 +143,9 @@ unsafe extern "C" fn features_check<D: SegmentOps>(
     if !unsafe { bindings::skb_is_gso(skb) } {
         return features;
     }
+    // Else it was joined by another device that has looked at the checksums: nothing says where those of the parts belong.
+    // SAFETY: The caller vouches for the buffer.
+    let has_places = unsafe { bindings::skb_ip_summed(skb) } == bindings::CHECKSUM_PARTIAL as u8;
     // SAFETY: The caller vouches for the buffer, which as one that is to be cut has headers.
     let frame = unsafe {
         let ip = bindings::skb_network_offset(skb);
@@ -162,7 +165,7 @@ unsafe extern "C" fn features_check<D: SegmentOps>(
             u16::from_be(bindings::vlan_get_protocol(skb)),
         )
     };
-    if is_ip_behind_tag(beside, outer, inner) && D::can_segment(device, &frame) {
+    if has_places && is_ip_behind_tag(beside, outer, inner) && D::can_segment(device, &frame) {
         features
     } else {
         // SAFETY: The function gives a constant.

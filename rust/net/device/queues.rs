@@ -109,8 +109,8 @@ pub(super) unsafe extern "C" fn start_xmit<D: Driver>(
 ) -> bindings::netdev_tx_t {
     // SAFETY: The caller vouches for the device.
     let device = unsafe { Device::<D>::from_raw(dev) };
-    // SAFETY: The caller passes its count. It is the only one, as the device does not have `IFF_TX_SKB_SHARING`, and
-    // the buffer was taken out of its list.
+    // SAFETY: The caller passes its count, and the buffer was taken out of its list. Where there is another count, as
+    // pktgen has one of what it sends, whoever has that touches nothing before this one is gone.
     let Some(owned) = (unsafe { Skb::from_raw(skb) }) else {
         return bindings::netdev_tx_NETDEV_TX_OK;
     };

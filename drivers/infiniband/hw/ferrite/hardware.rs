@@ -382,7 +382,8 @@ impl Hardware {
     pub(crate) fn tell_carrier(&self) {
         // Looked at with the lock held, so that who is last tells of what is so last.
         if let Some(interface) = &*self.interface.lock() {
-            interface.set_carrier(self.link_up() && !self.is_dead());
+            let up = self.link_up() && !self.is_dead();
+            interface.set_carrier(up && interface.may_have_carrier());
         }
     }
 

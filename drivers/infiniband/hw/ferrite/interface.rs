@@ -66,7 +66,10 @@ use kernel::{
     new_mutex,
     prelude::*,
     sync::{
-        atomic::Atomic,
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
         Arc,
         Mutex, //
     },
@@ -170,6 +173,8 @@ pub(crate) struct Interface {
     /// Of what is printed as often as the device likes.
     #[pin]
     prints: RateLimit,
+    /// Whether it is to have channels and they could not be made.
+    lacks_channels: Atomic<bool>,
     /// Bytes of the longest frame that the device cuts into segments. Changed with RTNL held.
     most_to_segment: Atomic<u32>,
     /// What the device had counted when it was asked last.
@@ -204,6 +209,7 @@ impl Interface {
             behind <- new_mutex!(Some(behind), "ferrite_net_behind"),
             open <- new_mutex!(None, "ferrite_net_open"),
             prints <- RateLimit::new(),
+            lacks_channels: Atomic::new(false),
             most_to_segment: Atomic::new(caps.max_transmit_bytes),
             counted <- new_mutex!([0; CHANNEL_COUNTER_NAMES.len()], "ferrite_net_counted"),
         })
@@ -214,10 +220,26 @@ impl Interface {
         self.behind.lock().clone().ok_or(ENODEV)
     }
 
-    /// The same for who does not hold RTNL, and so does not keep what is behind from going.
+    /// The same for who gives it commands: `ENODEV` for one that failed, which who gives it one would wait for to be
+    /// stopped, and everybody for RTNL.
+    fn working(&self, rtnl: &Rtnl) -> Result<Behind> {
+        let behind = self.behind(rtnl)?;
+        if behind.hw.is_dead() {
+            Err(ENODEV)
+        } else {
+            Ok(behind)
+        }
+    }
+
+    /// The one behind it for who does not hold RTNL, and so does not keep what is behind from going.
     fn hardware(&self) -> Option<Arc<Hardware>> {
         let behind = self.behind.lock();
         behind.as_ref().map(|behind| behind.hw.clone())
+    }
+
+    /// Whether it may have a carrier, as far as that is not the device's to say: what is sent without channels is lost.
+    pub(crate) fn may_have_carrier(&self) -> bool {
+        !self.lacks_channels.load(Relaxed)
     }
 
     /// How many channels there are while it is up.
@@ -239,7 +261,7 @@ impl Interface {
         change: impl FnOnce(&mut Settings) -> R,
         back: impl FnOnce(&mut Settings, R),
     ) -> Result {
-        let behind = self.behind(rtnl)?;
+        let behind = self.working(rtnl)?;
         let up = self.open_channels().is_some();
         let mut settings = self.settings.lock();
         let before = change(&mut settings);
@@ -297,18 +319,18 @@ impl Driver for Interface {
     type Queue = Pin<KBox<Queue>>;
 
     fn open(dev: &Device<Self>, rtnl: &Rtnl) -> Result {
-        let behind = dev.behind(rtnl)?;
-        if behind.hw.is_dead() {
-            return Err(ENODEV);
-        }
-        dev.make_channels(&behind).inspect_err(|error| {
+        let behind = dev.working(rtnl)?;
+        let made = dev.make_channels(&behind).inspect_err(|error| {
             dev.close();
             netdev_warn!(dev, "channels cannot be made: {:?}\n", error);
-        })
+        });
+        dev.lacks_channels.store(made.is_err(), Relaxed);
+        behind.hw.tell_carrier();
+        made
     }
 
     fn stop(dev: &Device<Self>, rtnl: &Rtnl) {
-        if let Ok(behind) = dev.behind(rtnl) {
+        if let Ok(behind) = dev.working(rtnl) {
             let settings = dev.settings.lock();
             // One that does not answer is stopped, and receives nothing.
             let _ = dev.tell(&behind, &settings, false);

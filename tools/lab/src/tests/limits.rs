@@ -534,10 +534,12 @@ print(wrong)";
             reads.context("no counter of reads of device memory")
         };
         let before = count()?;
-        let command =
-            format!("python3 /run/device-memory.py $(ls /sys/class/infiniband) {copied}");
+        let command = format!("python3 /run/device-memory.py $(ls /sys/class/infiniband) {copied}");
         let wrong = one.sh_in(&command, TIME)?;
-        ensure!(wrong.trim() == "0", "{wrong} bytes are not what they should be");
+        ensure!(
+            wrong.trim() == "0",
+            "{wrong} bytes are not what they should be"
+        );
         Ok(count()? - before)
     };
     // Of each two reads of a page, one word at a time, and one behind each of two rounds of writes.

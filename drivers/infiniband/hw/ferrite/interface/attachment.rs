@@ -9,6 +9,7 @@ use super::{
 };
 use crate::{
     caps::EthernetCaps,
+    commands::Failure,
     hardware::Hardware,
     net::{
         netdev_info,
@@ -36,13 +37,16 @@ impl Device<Interface> {
             let mut settings = self.settings.lock();
             let most = behind.channels().min(self.napis().len() as u16);
             let channels = settings.channels.min(most).max(1);
-            (channels, settings.fit(&caps, channels))
+            (channels, settings.fit(&caps, channels, self.mtu()))
         };
-        if less {
+        if less.sizes {
             netdev_warn!(
                 self,
-                "the device can do less than the one before, MTU, rings or the table are smaller\n"
+                "the device can do less than the one before, MTU or rings are smaller\n"
             );
+        }
+        if less.table {
+            self.table_is_lost(rtnl);
         }
         if self.tx_queues() != channels {
             self.set_queues(rtnl, channels)?;
@@ -84,12 +88,14 @@ impl Device<Interface> {
 
     /// Has its channels made anew; made, where that has failed before.
     pub(super) fn mend(&self, rtnl: &Rtnl) -> Result {
+        // One that failed is not mended so.
+        let behind = self.working(rtnl)?;
         if !self.is_present() {
             return self.fit_and_attach(rtnl);
         }
         self.restart(rtnl, || ())?;
         self.reopen(rtnl)?;
-        self.fit_mtu(rtnl, &self.behind(rtnl)?.caps);
+        self.fit_mtu(rtnl, &behind.caps);
         Ok(())
     }
 
@@ -134,6 +140,10 @@ impl Drop for Attachment {
         let told = self.hw.interface.lock().take();
         drop(told);
         self.dev.set_carrier(false);
+        if self.hw.is_dead() {
+            // Before RTNL is held: what is taken down is freed when the device is stopped, which takes its time.
+            Failure::ensure_stopped(&self.hw);
+        }
         let behind = Rtnl::with(|rtnl| {
             self.dev.detach(rtnl);
             // With RTNL held, by which repairs know whether they are wanted.

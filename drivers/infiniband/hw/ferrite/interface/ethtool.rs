@@ -44,7 +44,7 @@ impl Device<Interface> {
     /// What the device has counted of the interface, in the order of [`CHANNEL_COUNTER_NAMES`]; where the device has no
     /// time `EAGAIN`, as anybody may ask, and RTNL is held meanwhile. Sleeps.
     fn device_counters(&self, rtnl: &Rtnl) -> Result<DeviceChannelCounters> {
-        let behind = self.behind(rtnl)?;
+        let behind = self.working(rtnl)?;
         let request = QueryChannelCounters {
             channel: abi::CHANNEL_NONE,
             port: port::DEVICE_PORT,
@@ -180,7 +180,7 @@ impl CoalesceOps for Interface {
     fn set_coalescing(dev: &Device<Self>, rtnl: &Rtnl, coalescing: Coalescing) -> Result {
         let microseconds = u16::try_from(coalescing.microseconds).map_err(|_| EINVAL)?;
         let count = u16::try_from(coalescing.frames).map_err(|_| EINVAL)?;
-        let behind = dev.behind(rtnl)?;
+        let behind = dev.working(rtnl)?;
         behind.moderate(behind.channels(), microseconds, count)?;
         dev.settings.lock().coalescing = Some((microseconds, count));
         Ok(())
@@ -251,7 +251,7 @@ impl RssOps for Interface {
         table: Option<&[u32]>,
         key: Option<&[u8]>,
     ) -> Result {
-        let behind = dev.behind(rtnl)?;
+        let behind = dev.working(rtnl)?;
         let mut settings = dev.settings.lock();
         let before = settings.redirection.try_clone()?;
         settings.redirection.set(table, key, dev.tx_queues())?;

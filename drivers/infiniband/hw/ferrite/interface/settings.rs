@@ -47,18 +47,28 @@ pub(super) struct Settings {
     pub(super) redirection: Redirection,
 }
 
+/// What a device does not have as users have set it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Less {
+    /// The MTU or a ring is smaller.
+    pub(super) sizes: bool,
+    /// The table that was chosen is not there any more.
+    pub(super) table: bool,
+}
+
 impl Settings {
-    /// Has them be what a device can do with these `caps` and so many `channels`; whether they are less than they were.
-    pub(super) fn fit(&mut self, caps: &EthernetCaps, channels: u16) -> bool {
+    /// Has them be what a device can do with these `caps` and so many `channels`; what has become less.
+    /// `mtu` is what the interface has, which may be more than a device before had.
+    pub(super) fn fit(&mut self, caps: &EthernetCaps, channels: u16, mtu: u32) -> Less {
         let sizes = |settings: &Self| {
-            (
+            [
                 settings.mtu,
-                settings.transmit_log_blocks,
-                settings.receive_log_entries,
-            )
+                settings.transmit_log_blocks.into(),
+                settings.receive_log_entries.into(),
+            ]
         };
         let before = sizes(self);
-        self.mtu = self.mtu.min(caps.max_mtu);
+        self.mtu = u16::try_from(mtu).unwrap_or(u16::MAX).min(caps.max_mtu);
         self.transmit_log_blocks = self.transmit_log_blocks.min(caps.transmit_max_log_blocks);
         self.receive_log_entries = self.receive_log_entries.min(caps.receive_max_log_entries);
         let chosen = self.redirection.set_channels(channels);
@@ -66,7 +76,11 @@ impl Settings {
             // It names channels that there are not.
             self.redirection.forget_choice(channels);
         }
-        before != sizes(self) || chosen.is_err()
+        let mut now = sizes(self).into_iter().zip(before);
+        Less {
+            sizes: now.any(|(now, before)| now < before),
+            table: chosen.is_err(),
+        }
     }
 
     /// What the interface receives, up or down. `groups` is what the filter of the device has room for.
@@ -158,17 +172,27 @@ impl RxModeOps for Interface {
         if dev.open_channels().is_none() {
             return Ok(());
         }
-        let behind = dev.behind(rtnl)?;
-        behind
-            .hw
-            .execute(&settings.filter(behind.caps.multicast_addresses()))?;
-        dev.tell(&behind, &settings, true)
+        let behind = dev.working(rtnl)?;
+        let room = behind.caps.multicast_addresses();
+        let filter = || behind.hw.execute(&settings.filter(room));
+        let interface = || dev.tell(&behind, &settings, true);
+        // None that is wanted is refused between the two.
+        if settings.groups.len() > room {
+            interface().and_then(|()| filter())
+        } else {
+            filter().and_then(|()| interface())
+        }
     }
 }
 
 #[kunit_tests(ferrite_net_settings)]
 mod tests {
     use super::*;
+
+    const NOTHING: Less = Less {
+        sizes: false,
+        table: false,
+    };
 
     fn settings() -> Result<Settings> {
         Ok(Settings {
@@ -225,9 +249,15 @@ mod tests {
         settings.transmit_log_blocks = 12;
         settings.receive_log_entries = 12;
         // One that can do as much changes nothing.
-        assert!(!settings.fit(&caps(), 4));
+        assert_eq!(settings.fit(&caps(), 4, 9000), NOTHING);
         assert_eq!(settings.mtu, 9000);
-        assert!(settings.fit(&EthernetCaps::of(4, 1500, (4, 5)), 4));
+        assert_eq!(
+            settings.fit(&EthernetCaps::of(4, 1500, (4, 5)), 4, 9000),
+            Less {
+                sizes: true,
+                table: false
+            }
+        );
         assert_eq!(
             (
                 settings.mtu,
@@ -236,27 +266,37 @@ mod tests {
             ),
             (1500, 4, 5)
         );
+        // Who uses the interface had it keep its MTU, which is that of the next device that has it again.
+        assert_eq!(settings.fit(&caps(), 4, 9000), NOTHING);
+        assert_eq!(settings.mtu, 9000);
+        settings.mtu = 1500;
         // A table in turn is dealt out anew, which nobody need be told; one that was chosen is lost.
-        assert!(!settings.fit(&caps(), 2));
+        assert_eq!(settings.fit(&caps(), 2, 1500), NOTHING);
         assert!(settings
             .redirection
             .table()
             .iter()
             .all(|channel| *channel < 2));
         settings.redirection.set(Some(&[1; 16]), None, 2)?;
-        assert!(!settings.fit(&caps(), 3));
+        assert_eq!(settings.fit(&caps(), 3, 1500), NOTHING);
         assert!(settings
             .redirection
             .table()
             .iter()
             .all(|channel| *channel == 1));
-        assert!(settings.fit(&caps(), 1));
+        assert_eq!(
+            settings.fit(&caps(), 1, 1500),
+            Less {
+                sizes: false,
+                table: true
+            }
+        );
         assert!(settings
             .redirection
             .table()
             .iter()
             .all(|channel| *channel == 0));
-        assert!(!settings.fit(&caps(), 1));
+        assert_eq!(settings.fit(&caps(), 1, 1500), NOTHING);
         Ok(())
     }
 
