@@ -7,7 +7,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{ensure, Context, Result};
+use anyhow::{anyhow, ensure, Context, Result};
 use serde_json::Value;
 
 use super::machines::{counted, spans, Counted, Driver};
@@ -288,9 +288,18 @@ pub fn count_round(machines: &Machines, run: &mut Run) -> Result<()> {
             let [few, many] = &seen[..] else { continue };
             let all = |counted: &Counted| counted.user + counted.kernel;
             for (vm, there) in ["", "_there"].into_iter().enumerate() {
-                let more = all(&many[vm]).saturating_sub(all(&few[vm])) as f64;
-                let value = more / (counts[1] - counts[0]) as f64;
                 let test = format!("{name}_instructions{there}");
+                let (many, few) = (all(&many[vm]), all(&few[vm]));
+                let Some(more) = many.checked_sub(few).filter(|more| *more > 0) else {
+                    // What else the machine did was more.
+                    let what = format!("{} {test}", driver.name());
+                    run.miss(
+                        &what,
+                        &anyhow!("{many} for many, {few} for few instructions"),
+                    );
+                    continue;
+                };
+                let value = more as f64 / (counts[1] - counts[0]) as f64;
                 run.results
                     .add(driver, &test, (size, 1), (unit, false), value);
             }
