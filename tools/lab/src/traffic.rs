@@ -73,7 +73,7 @@ pub fn client_server(
 /// and the device know them, and what was counted, twice with a second between.
 const WHERE_IT_HANGS: &str = r#"
 for at in /proc/[0-9]*; do
-    case $(ls -l $at/fd 2>/dev/null) in *infiniband*|*infinibandevent*)
+    case $(ls -l $at/fd 2>/dev/null) in *infiniband*)
         echo "${at##*/} $(<$at/comm): $(grep State $at/status)"
         cat $at/task/*/stack 2>/dev/null
     esac
